@@ -234,13 +234,10 @@ func (t *lazyTx) real() (pgx.Tx, error) {
 
 func (t *lazyTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	tx, err := t.real()
-	if err == nil {
-		tx, err = tx.Begin(ctx)
-	}
 	if err != nil {
 		return nil, err
 	}
-	return &savepoint{tx, t.attempt}, nil
+	return (&savepoint{tx, t.attempt}).Begin(ctx)
 }
 
 // savepoint is a savepoint that the callback has begun, or one in it.

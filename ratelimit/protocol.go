@@ -65,8 +65,8 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call) (Resu
 		if res, ok := granted(takes, calls); ok {
 			return res, nil
 		}
-		res, err := l.denied(ctx, x, takes, calls)
-		if errors.Is(err, errClosed) {
+		res, closed, err := l.denied(ctx, x, takes, calls)
+		if closed {
 			return l.rateLimitShards(ctx, x, calls)
 		}
 		if err != nil || !res.OK {
@@ -150,10 +150,11 @@ func granted(takes []*statement, calls []call) (Result, bool) {
 	return res, true
 }
 
-// denied gives back what was taken, and looks at all balances, in one trip.
+// denied gives back what was taken, and looks at all balances, in one trip. It decides nothing if a
+// row is closed: it is of an old layout, because its limit has shards now.
 func (l *Limiter) denied(
 	ctx context.Context, x executor, takes []*statement, calls []call,
-) (Result, error) {
+) (res Result, closed bool, err error) {
 	trip := l.gives(takes)
 	given := len(trip)
 	if given > 0 {
@@ -167,17 +168,13 @@ func (l *Limiter) denied(
 		trip = append(trip, l.lookOf(&calls[i]))
 	}
 	if err := x.run(ctx, trip); err != nil {
-		return Result{}, explain(ctx, err, "look at", calls)
+		return Result{}, false, explain(ctx, err, "look at", calls)
 	}
 	if slices.ContainsFunc(trip[given:], (*statement).closed) {
-		return Result{}, errClosed
+		return Result{}, true, nil
 	}
-	return judge(l, trip[given:], calls), nil
+	return judge(l, trip[given:], calls), false, nil
 }
-
-// errClosed says that a row is closed: it is of an old layout, because its limit has shards now. It
-// does not leave the package.
-var errClosed = errors.New("ratelimit: the row is closed, because the limit has shards now")
 
 // foresee is checkRateLimit for a call that is expected to be denied: it looks before the
 // transaction begins, if it can.

@@ -44,13 +44,6 @@ func (a *Ask) Credited() float64 {
 	return 0
 }
 
-// Line returns the balance that has to reach 0 before the work may run: what the take has left,
-// without what it took on credit.
-func (a *Ask) Line(b Balance) Balance {
-	b.Value += a.Credited()
-	return b
-}
-
 // Demand is the lowest balance that grants the call.
 func (a *Ask) Demand() float64 {
 	least := a.Least()
@@ -71,7 +64,9 @@ func (a *Ask) Grants(b Balance) (after Balance, ok bool) {
 	case !a.Pausable():
 		return after, after.PausedUntil == Open
 	}
-	return after, !a.Bounded || a.repaid(a.Line(after), a.Within)
+	line := after // without what is taken on credit, it has to reach 0 before the work may run
+	line.Value += a.Credited()
+	return after, !a.Bounded || a.repaid(line, a.Within)
 }
 
 // Verdict is what an Ask meets.
@@ -117,7 +112,7 @@ func (a *Ask) Decide(b Balance, now int64) Verdict {
 // Granted returns the Verdict for a take that has left b.
 func (a *Ask) Granted(b Balance) Verdict {
 	v := Verdict{OK: true, At: b.TS, After: b}
-	line := a.Line(b).Value
+	line := b.Value + a.Credited()
 	switch since := b.Since(); {
 	case line < 0:
 		v.Ahead, v.RunAt = true, a.Earliest(line, since, since, 0, 0)

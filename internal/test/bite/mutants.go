@@ -167,7 +167,7 @@ var ofTheCore = []mutant{
 	{"within: a shard is taken from as if it might wait", "ratelimit/aim.go",
 		"\tif c.Within > 0 {\n\t\ts.sql = l.sql.For(c.Windowed).TakeShardWithin", "\tif c.Within > 1<<62 {\n\t\ts.sql = l.sql.For(c.Windowed).TakeShardWithin", "BetweenLookAndTake|ModelDoes", proof, true},
 	{"credit: it waits for its own tokens", "internal/limits/algebra/ask.go",
-		"line := a.Line(b).Value", "line := b.Value", "Credit", core, true},
+		"line := b.Value + a.Credited()", "line := b.Value", "Credit", core, true},
 	{"credit: those who paid for what is given back stay behind", "ratelimit/request.go",
 		"return c.Owed-c.Credited() <= 0", "return c.Owed <= 0", "ModelDoes", model, true},
 	{"wait: put off, it goes all the same", "ratelimit/wait.go",
