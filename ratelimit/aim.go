@@ -99,7 +99,7 @@ func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
 // choose aims at one of several shards by what is remembered. It reports whether it knows one with
 // enough tokens.
 func (l *Limiter) choose(a *aim, c *call, session uint32) bool {
-	layout, from, enough, level := l.books.Choose(c.Place, &c.Ask, session, l.clock)
+	layout, from, enough, level := l.books.Choose(c.Place, &c.Ask, session, l.cfg.Clock)
 	if len(from) == 0 {
 		return false
 	}
@@ -110,7 +110,7 @@ func (l *Limiter) choose(a *aim, c *call, session uint32) bool {
 
 // divide aims at several shards by what is remembered, if the call may wait.
 func (l *Limiter) divide(a *aim, c *call, session uint32) bool {
-	w := l.books.Known(c.Place, l.clock)
+	w := l.books.Known(c.Place, l.cfg.Clock)
 	if w == nil || !c.Pausable() {
 		return false
 	}
@@ -194,7 +194,7 @@ func (l *Limiter) takeShard(a *aim) *statement {
 	c, k := a.c, len(a.from)
 	row := c.of(a.layout, a.from[0])
 	least := max(row.Least(), a.level)
-	if l.portable {
+	if l.cfg.Portable {
 		return l.takeRow(c, &row, least)
 	}
 	if k == 1 && !a.wait && c.Within == 0 {
@@ -232,9 +232,9 @@ func (l *Limiter) takePart(a *aim, p spread.Part) *statement {
 		row.Leave = p.Least
 	}
 	switch {
-	case l.portable && a.plan.Ahead:
+	case l.cfg.Portable && a.plan.Ahead:
 		return l.takeRow(a.c, &row, p.Least)
-	case l.portable:
+	case l.cfg.Portable:
 		return l.takeRow(a.c, &row, 0)
 	case a.plan.Ahead:
 		one := *a.c

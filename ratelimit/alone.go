@@ -72,7 +72,7 @@ func (c *Coalesced) single(
 	ctx, cancel := context.WithTimeout(context.Background(), tripTime)
 	defer cancel()
 	wait := 2 * inLine
-	if tries%4 != 0 && !c.l.portable {
+	if tries%4 != 0 && !c.l.cfg.Portable {
 		wait = inserting
 	}
 	patience := []*statement{{sql: c.l.patienceSQL(wait, tries)}} // a lock timeout for each trip

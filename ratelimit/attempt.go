@@ -77,7 +77,7 @@ var errYielded = errors.New(
 // late to queue. So it takes a row ahead of transactions that queue for it. That keeps the row
 // busy, but a queued transaction may lose the row again and again.
 func (a *attempt) yields(l *Limiter, statements []*statement) error {
-	if a == nil || a.again || !a.queues || l != a.l || l.maxAttempts == 1 {
+	if a == nil || a.again || !a.queues || l != a.l || l.cfg.MaxAttempts == 1 {
 		return nil
 	}
 	rows := queueable(statements, l.contended.Starves)

@@ -190,11 +190,11 @@ func (l *Limiter) patience(ctx context.Context) time.Duration {
 	if _, ends := ctx.Deadline(); ends {
 		return 0
 	}
-	return max(0, l.timeout)
+	return max(0, l.cfg.Timeout)
 }
 
 func (l *Limiter) errTimeout(err error) error {
-	return fmt.Errorf("%w (its context has no deadline: Config.Timeout is %v)", err, l.timeout)
+	return fmt.Errorf("%w (its context has no deadline: Config.Timeout is %v)", err, l.cfg.Timeout)
 }
 
 func (a *Autocommit) inTx(ctx context.Context, began time.Time,

@@ -141,7 +141,7 @@ func TestACallThatLostAShardTakesNothingElsewhere(t *testing.T) {
 func TestADenialForLostTokensAnswersNoOtherCall(t *testing.T) {
 	t.Parallel()
 	l, _, seen := looked(t)
-	l.remember = true
+	l.cfg.RememberDenials = true
 	calls := resolved(t, plums.Global().Count(5))
 	l.watch(calls)
 	aims := []aim{{c: &calls[0], layout: four}}

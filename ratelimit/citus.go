@@ -21,7 +21,7 @@ const clockSQL = `SELECT clock_timestamp()`
 // here returns room for the clock that counts for a look, or nil if that is the one that the look
 // answers with.
 func (l *Limiter) here() *time.Time {
-	if !l.citus || l.clock != nil { // on one server, or Config.Clock
+	if !l.cfg.Citus || l.cfg.Clock != nil { // on one server, or Config.Clock
 		return nil
 	}
 	return new(time.Time)
@@ -68,7 +68,7 @@ func (s *statement) tick() {
 // hereNow reads the clock that counts in a trip of its own. It is zero where that is the one that
 // the look answers with.
 func (l *Limiter) hereNow(ctx context.Context, db Querier) (now time.Time, err error) {
-	if !l.citus {
+	if !l.cfg.Citus {
 		return now, nil
 	}
 	rows, _ := db.Query(ctx, clockSQL) // rows has the error, too
@@ -82,7 +82,7 @@ func (l *Limiter) hereNow(ctx context.Context, db Querier) (now time.Time, err e
 
 // home returns the key under which the row of c is stored.
 func (l *Limiter) home(c *call) string {
-	if l.citus && c.Key == "" {
+	if l.cfg.Citus && c.Key == "" {
 		if nr, ok := shard.HomeOf(c.Name, c.Shard); ok {
 			return shard.Home(nr)
 		}
@@ -93,7 +93,7 @@ func (l *Limiter) home(c *call) string {
 // homes returns all keys under which rows of a limit and key may be stored.
 func (l *Limiter) homes(key string) []string {
 	all := []string{key}
-	if l.citus && key == "" {
+	if l.cfg.Citus && key == "" {
 		for nr := range shard.Homes {
 			all = append(all, shard.Home(nr))
 		}
@@ -105,7 +105,7 @@ func (l *Limiter) homes(key string) []string {
 // says which home that is: see idOf.
 func (l *Limiter) settledAt(r *Reservation) string {
 	key := r.home()
-	if l.citus && key == "" {
+	if l.cfg.Citus && key == "" {
 		return shard.Home(int(r.ID[len(r.ID)-1]))
 	}
 	return key
@@ -116,7 +116,7 @@ func (l *Limiter) settledAt(r *Reservation) string {
 func (l *Limiter) idOf(calls []call, at int64) uuid.UUID {
 	id := newID(at)
 	i := slices.IndexFunc(calls, func(c call) bool { return c.Key == "" && len(c.parts) > 0 })
-	if l.citus && i >= 0 {
+	if l.cfg.Citus && i >= 0 {
 		if nr, ok := shard.HomeOf(calls[i].Name, calls[i].parts[0].Shard); ok {
 			last := &id[len(id)-1]
 			*last = *last&^(shard.Homes-1) | byte(nr) //nolint:gosec // below Homes, which is a power of two
@@ -135,10 +135,10 @@ func (l *Limiter) idOf(calls []call, at int64) uuid.UUID {
 // Config.Colocated is about transactions of the caller's own, and not about those of package
 // scheduler, which writes jobs.
 func (l *Limiter) marked(a *attempt, tx any, statements []*statement) []*statement {
-	if !l.citus || a != nil && a.l.citus { // the limiter of InTx may be another one
+	if !l.cfg.Citus || a != nil && a.l.cfg.Citus { // the limiter of InTx may be another one
 		return statements
 	}
-	if _, jobs := tx.(interface{ WritesJobs() }); a == nil && l.colocated && !jobs {
+	if _, jobs := tx.(interface{ WritesJobs() }); a == nil && l.cfg.Colocated && !jobs {
 		return statements
 	}
 	for _, s := range statements {

@@ -89,7 +89,7 @@ var ErrClosed = errors.New("ratelimit: closed")
 func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
 	c := &Coalesced{Autocommit: l.Autocommit(pool), seed: maphash.MakeSeed(),
 		lanes: make([]lane, lanes)}
-	if l.portable {
+	if l.cfg.Portable {
 		c.lanes = make([]lane, lanesOfKeys)
 	}
 	for i := range c.lanes {

@@ -27,11 +27,11 @@ func (l *Limiter) noted(c *call, v *algebra.Verdict) {
 // recall answers a call of one limit from memory, if it may. Otherwise its denial may answer the
 // next ones.
 func (l *Limiter) recall(calls []call) (res Result, ok bool) {
-	if !l.remember {
+	if !l.cfg.RememberDenials {
 		return Result{}, false
 	}
 	if len(calls) == 1 {
-		if v, ok := l.denials.Answer(&calls[0].Row, &calls[0].Ask, l.clock); ok {
+		if v, ok := l.denials.Answer(&calls[0].Row, &calls[0].Ask, l.cfg.Clock); ok {
 			res = summarize(calls, []algebra.Verdict{v})
 			res.recalled = true
 			return res, true

@@ -231,7 +231,7 @@ func (h *held) pick(kind int, now time.Time) (rows []*heldRow) {
 	most := best.most
 	for _, r := range h.rows {
 		if r != best && !r.busy && r.most > 0 && len(rows) < min(most, r.most) &&
-			(!h.c.l.portable || h.c.l.ranges.together(r.at.Key, best.at.Key)) {
+			(!h.c.l.cfg.Portable || h.c.l.ranges.together(r.at.Key, best.at.Key)) {
 			rows, most = append(rows, r), min(most, r.most)
 		}
 	}

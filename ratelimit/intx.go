@@ -74,13 +74,13 @@ func (l *Limiter) InTxOptions(ctx context.Context, db Beginner, opts pgx.TxOptio
 
 // transacted runs a transaction, and tells the Observer, if there is one, what run notes in e.
 func (l *Limiter) transacted(ctx context.Context, run func(e *TransactedEvent) error) error {
-	if l.observer == nil {
+	if l.cfg.Observer == nil {
 		return run(nil)
 	}
 	e := TransactedEvent{Began: time.Now()}
 	e.Err = run(&e)
 	e.Took = time.Since(e.Began)
-	l.observer.Transacted(ctx, e)
+	l.cfg.Observer.Transacted(ctx, e)
 	return e.Err
 }
 
@@ -96,7 +96,7 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions,
 	if nested(ctx, db) {
 		return errNested()
 	}
-	opts.IsoLevel = cmp.Or(opts.IsoLevel, l.level)
+	opts.IsoLevel = cmp.Or(opts.IsoLevel, l.cfg.IsoLevel)
 	if isComparable(db) {
 		ctx = context.WithValue(ctx, outerKey{db}, true)
 	}
@@ -115,7 +115,7 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions,
 // final: behind a pooler that keeps no prepared statements, every attempt would fail like this.
 func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent,
 	attempt func(n int, conflicts []where.Row) (*attempt, error)) error {
-	most := l.maxAttempts
+	most := l.cfg.MaxAttempts
 	if _, ends := ctx.Deadline(); most == 0 && !ends {
 		most = maxAttempts
 	}
@@ -187,7 +187,7 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions,
 		return err
 	}
 	defer release()
-	a.queues = !tx.begun && !a.l.portable && a.keepsSnapshot()
+	a.queues = !tx.begun && !a.l.cfg.Portable && a.keepsSnapshot()
 	if a.queues && len(a.conflicts) > 0 {
 		tx.queue, a.used = a.conflicts, true // not statement by statement: that could deadlock
 	}
@@ -255,7 +255,7 @@ func (a *attempt) commit(ctx context.Context, tx *lazyTx) error {
 	}
 	// pgconn.SafeToRetry must not be asked from here on: it also calls it safe if the connection
 	// was lost after COMMIT was sent.
-	err = tx.commit(ctx, a.l.citus && a.foreign)
+	err = tx.commit(ctx, a.l.cfg.Citus && a.foreign)
 	if errors.Is(err, pgx.ErrTxClosed) {
 		return fmt.Errorf("ratelimit: the callback of InTx has committed or rolled back the transaction, which it must not do: %w",
 			err)

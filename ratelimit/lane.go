@@ -179,7 +179,7 @@ func (n *lane) run(runner int) {
 		}
 		some := n.queue
 		switch {
-		case n.c.l.portable:
+		case n.c.l.cfg.Portable:
 			some, n.queue = n.c.l.ofOneNode(n.queue)
 		case len(some) <= mostTogether:
 			n.queue, n.spare = n.spare[:0], some

@@ -168,7 +168,7 @@ func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*
 // Inside an InTx on the same pool use [Lease.TakeInTx]. Take does not roll back with the
 // transaction, and if it would have to wait it is refused with [ErrNested].
 func (s *Lease) Take(ctx context.Context, n float64) (Result, error) {
-	if s.l.observer != nil {
+	if s.l.cfg.Observer != nil {
 		return s.l.observe(ctx, []Request{s.request.Count(n)}).told(s.take(ctx, n))
 	}
 	return s.take(ctx, n)
@@ -255,8 +255,8 @@ func (s *Lease) check(n float64) error {
 
 // now is the lease's clock, in nanoseconds.
 func (s *Lease) now() int64 {
-	if s.l.clock != nil {
-		return s.l.clock().UnixNano()
+	if s.l.cfg.Clock != nil {
+		return s.l.cfg.Clock().UnixNano()
 	}
 	return int64(time.Since(s.base))
 }
@@ -264,7 +264,7 @@ func (s *Lease) now() int64 {
 // before is the time of what is about to be sent. The row counts whole microseconds, so its time
 // may be one microsecond earlier.
 func (s *Lease) before() int64 {
-	if s.l.clock != nil {
+	if s.l.cfg.Clock != nil {
 		return s.now()
 	}
 	return s.now() - int64(time.Microsecond)

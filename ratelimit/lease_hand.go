@@ -186,7 +186,7 @@ func (s *Lease) arm(now int64) {
 	}
 	s.armed = true
 	wait := time.Duration(s.hand[0].sent + int64(kept) - now)
-	if s.l.clock != nil {
+	if s.l.cfg.Clock != nil {
 		wait = kept
 	}
 	if s.timer == nil {

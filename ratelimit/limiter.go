@@ -88,22 +88,14 @@ type Config struct {
 // were denied or contended lately. It is safe for concurrent use, and one for each program is
 // enough. [New] makes it; the zero Limiter is refused with an error that matches [ErrInvalid].
 type Limiter struct {
-	sql         statements.Statements
-	level       pgx.TxIsoLevel
-	begin       string // BEGIN at that level
-	maxAttempts int
-	timeout     time.Duration
-	portable    bool
-	citus       bool // see citus.go
-	colocated   bool
-	remember    bool
-	clock       func() time.Time
-	denials     denials.Denials
-	contended   contended.Rows
-	books       book.Books
-	ranges      knownRanges // on Citus
-	hot         contended.Hot
-	observer    Observer
+	cfg       Config // with its defaults
+	sql       statements.Statements
+	begin     string // BEGIN at the level of cfg
+	denials   denials.Denials
+	contended contended.Rows
+	books     book.Books
+	ranges    knownRanges // on Citus
+	hot       contended.Hot
 }
 
 // defaultTimeout is longer than calls usually queue for a busy row, and shorter than people wait.
@@ -129,24 +121,16 @@ func New(cfg Config) (*Limiter, error) {
 		return nil, &InvalidError{Field: "Config.MaxAttempts", Value: cfg.MaxAttempts,
 			Want: "a number above 0, or 0 for the default"}
 	}
-	level := pgx.Serializable
 	if cfg.Citus {
-		cfg.Portable, level = true, pgx.ReadCommitted
+		cfg.Portable, cfg.IsoLevel = true, cmp.Or(cfg.IsoLevel, pgx.ReadCommitted)
 	}
-	level = cmp.Or(cfg.IsoLevel, level)
+	cfg.IsoLevel = cmp.Or(cfg.IsoLevel, pgx.Serializable)
+	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
 	return &Limiter{
-		sql:         statements.New(cfg.Schema, cfg.Portable),
-		level:       level,
-		begin:       beginSQL(pgx.TxOptions{IsoLevel: level}),
-		maxAttempts: cfg.MaxAttempts,
-		timeout:     cmp.Or(cfg.Timeout, defaultTimeout),
-		portable:    cfg.Portable,
-		citus:       cfg.Citus,
-		colocated:   cfg.Colocated,
-		remember:    cfg.RememberDenials,
-		clock:       cfg.Clock,
-		hot:         contended.Hot{Logger: cmp.Or(cfg.Logger, slog.Default())},
-		observer:    cfg.Observer,
+		cfg:   cfg,
+		sql:   statements.New(cfg.Schema, cfg.Portable),
+		begin: beginSQL(pgx.TxOptions{IsoLevel: cfg.IsoLevel}),
+		hot:   contended.Hot{Logger: cmp.Or(cfg.Logger, slog.Default())},
 	}, nil
 }
 

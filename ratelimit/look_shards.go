@@ -141,7 +141,7 @@ func (l *Limiter) looksAtShards(calls []call) []*statement {
 		c := &calls[i]
 		looks[i] = &statement{c: c, sql: l.sql.LookShards, args: []any{c.Name, c.Key, l.now()},
 			look: new(look), here: l.here()}
-		if l.citus && c.Key == "" {
+		if l.cfg.Citus && c.Key == "" {
 			looks[i].sql, looks[i].args = l.sql.LookSpread, append(looks[i].args, l.homes(c.Key))
 		}
 	}

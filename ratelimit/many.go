@@ -36,9 +36,9 @@ type standing struct {
 // portable form. On Citus one reaches several rows if their keys are in one range of hashes.
 func (l *Limiter) forms(rows []*standing) (of *statements.Many, each bool) {
 	switch {
-	case !l.portable:
+	case !l.cfg.Portable:
 		return &l.sql.Many, false
-	case l.citus && len(rows) > 1 && l.inOneRange(rows):
+	case l.cfg.Citus && len(rows) > 1 && l.inOneRange(rows):
 		return &l.sql.InRange, false
 	default:
 		return &l.sql.Many, true
@@ -162,7 +162,7 @@ func (l *Limiter) putMany(rows []*standing) (statements []*statement, missing []
 			}
 		}
 		statements = append(statements,
-			columnar(l.portable, sql, rows, append(rulesOf(rows), values, times, pauses)...)...)
+			columnar(l.cfg.Portable, sql, rows, append(rulesOf(rows), values, times, pauses)...)...)
 	}
 	put(l.sql.Many.Put, there)
 	put(l.sql.Many.New, missing)

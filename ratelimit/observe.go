@@ -58,10 +58,10 @@ type observation struct {
 }
 
 func (l *Limiter) observe(ctx context.Context, requests []Request) *observation {
-	if l.observer == nil {
+	if l.cfg.Observer == nil {
 		return nil
 	}
-	return &observation{ctx, l.observer,
+	return &observation{ctx, l.cfg.Observer,
 		DecidedEvent{Requests: slices.Clone(requests), Began: time.Now(), Together: 1}}
 }
 

@@ -229,7 +229,7 @@ func forEach(calls []call, of func(*call) *statement) []*statement {
 // checkRateLimit returns what rateLimit would return, and takes nothing. It writes nothing, so it
 // does not add shards to a limit either.
 func (l *Limiter) checkRateLimit(ctx context.Context, x executor, calls []call) (Result, error) {
-	if l.remember && x.alone() {
+	if l.cfg.RememberDenials && x.alone() {
 		l.watch(calls)
 	}
 	if !l.sharded(calls) {

@@ -70,7 +70,7 @@ func (l *Limiter) Prune(
 	}
 	cfg.Batch, cfg.Share = cmp.Or(cfg.Batch, 1000), cmp.Or(cfg.Share, 0.25)
 	within := settleWithin.Microseconds()
-	if l.portable {
+	if l.cfg.Portable {
 		err = l.prunePortable(ctx, pool, &cfg, &done, within)
 		return done, err
 	}

@@ -23,7 +23,7 @@ func (l *Limiter) prunePortable(
 		return fmt.Errorf("ratelimit: prune: %w", hint(ended(ctx, err)))
 	}
 	now := l.now
-	if l.clock == nil && !began.IsZero() { // what is idle as it begins is so later, unless it changes
+	if l.cfg.Clock == nil && !began.IsZero() { // what is idle as it begins is so later, unless it changes
 		now = func() any { return began }
 	}
 	at := first

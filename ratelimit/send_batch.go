@@ -169,7 +169,7 @@ func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (R
 		whole.Queue(take.sql, take.args...)
 	}
 	whole.QueuedQueries = append(whole.QueuedQueries, batch.QueuedQueries...)
-	mark := s.l.citus && batch.Len() > 0
+	mark := s.l.cfg.Citus && batch.Len() > 0
 	if mark {
 		whole.Queue(s.l.sql.TwoPhaseIf)
 	}

@@ -60,7 +60,7 @@ func (l *Limiter) inSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions,
 		o = *opts
 	}
 	if o.Isolation == sql.LevelDefault {
-		o.Isolation = sqlLevels[l.level]
+		o.Isolation = sqlLevels[l.cfg.IsoLevel]
 	}
 	ctx = context.WithValue(ctx, outerKey{db}, true)
 	return l.rerun(ctx, e, func(n int, conflicts []where.Row) (*attempt, error) {
@@ -110,7 +110,7 @@ func (a *sqlAttempt) run(ctx context.Context, fn func(context.Context, *sql.Tx) 
 	}
 	defer func() { _ = c.Close() }()
 	a.conn = connOf(c)
-	a.queues = a.conn != nil && !a.l.portable && a.opts.Isolation >= sql.LevelRepeatableRead
+	a.queues = a.conn != nil && !a.l.cfg.Portable && a.opts.Isolation >= sql.LevelRepeatableRead
 	txCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	a.cancel = cancel
@@ -186,7 +186,7 @@ func (a *sqlAttempt) queue(ctx context.Context) error {
 // requestTwoPhase has Citus commit the transaction in two phases, if that is needed: see
 // Statements.TwoPhaseIf. If the transaction has failed or has ended, the error of COMMIT says so.
 func (a *sqlAttempt) requestTwoPhase(ctx context.Context) error {
-	if !a.l.citus {
+	if !a.l.cfg.Citus {
 		return nil
 	}
 	_, err := a.tx.ExecContext(ctx, a.l.sql.TwoPhaseIf)

@@ -147,7 +147,7 @@ func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
 	if c.Windowed {
 		s.args = append(s.args, fromMicro(c.Since), c.Owed, c.Delay, c.Moved)
 	}
-	if c.Shard != alone && !l.portable {
+	if c.Shard != alone && !l.cfg.Portable {
 		s.sql, s.args = sql.GiveShard, append(s.args, c.Busy(c.Shard))
 	}
 	return s
@@ -200,10 +200,10 @@ func (l *Limiter) lookOf(c *call) *statement {
 
 // now is the time of Config.Clock, or nil for the database's clock.
 func (l *Limiter) now() any {
-	if l.clock == nil {
+	if l.cfg.Clock == nil {
 		return nil
 	}
-	return l.clock()
+	return l.cfg.Clock()
 }
 
 // queueFor returns the statements with which a transaction queues for the rows of advisory locks.

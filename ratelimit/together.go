@@ -50,7 +50,7 @@ type scheme struct {
 func (c *Coalesced) decide(p *scheme) {
 	defer p.release()
 	err := p.connect()
-	if err == nil && c.l.citus {
+	if err == nil && c.l.cfg.Citus {
 		p.readRanges()
 		p.ranges = c.l.ranges.known.Load()
 	}
@@ -163,7 +163,7 @@ func (p *scheme) foreseen() {
 		return p.trip(begin, true, statements...)
 	}
 	var err error
-	makes := !c.l.portable && len(p.takes) > 0 && c.unmade.Load() < mostUnmade
+	makes := !c.l.cfg.Portable && len(p.takes) > 0 && c.unmade.Load() < mostUnmade
 	if makes {
 		c.unmade.Add(1)
 		err = send([]string{beginTogetherSQL, c.l.patienceSQL(inserting, 0)}, true)
@@ -362,7 +362,7 @@ func (p *scheme) locked() {
 // it: then each is decided alone, to find out. So is one call, if it may succeed then.
 func (p *scheme) fail(err error, some []*waiter) {
 	var answer *pgconn.PgError
-	single := isConflict(err) || p.c.l.citus && isRefused(err)
+	single := isConflict(err) || p.c.l.cfg.Citus && isRefused(err)
 	if (len(some) > 1 || single) && errors.As(err, &answer) && isRolledBack(err) {
 		p.alone = append(p.alone, some...)
 		return

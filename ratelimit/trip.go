@@ -26,7 +26,7 @@ const anyStatement = 50 * time.Millisecond
 // each try before, as the statement itself may take longer than d.
 func (l *Limiter) patienceSQL(d time.Duration, tries int) string {
 	timeout := "lock_timeout"
-	if l.portable {
+	if l.cfg.Portable {
 		timeout, d = "statement_timeout", min(max(d, anyStatement)<<min(tries, 6), inLine<<mostDoubled)
 	}
 	return fmt.Sprintf("SET LOCAL %s = %d", timeout, d.Milliseconds())
@@ -35,7 +35,7 @@ func (l *Limiter) patienceSQL(d time.Duration, tries int) string {
 // stuck reports whether a statement timed out while it waited for another transaction's lock.
 func (l *Limiter) stuck(err error) bool {
 	state := stateOf(err)
-	return state == "55P03" || l.portable && state == "57014" // lock_not_available, query_canceled
+	return state == "55P03" || l.cfg.Portable && state == "57014" // lock_not_available, query_canceled
 }
 
 func (p *scheme) connect() error {

@@ -30,7 +30,7 @@ func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) 
 
 func (l *Limiter) resetKey(ctx context.Context, x executor, key string) error {
 	sql := l.sql.ResetKey
-	if l.portable {
+	if l.cfg.Portable {
 		sql = l.sql.ResetKeyHere
 	}
 	reset := &statement{sql: sql, args: []any{key, float64(algebra.Full), l.now()}, once: new(bool)}

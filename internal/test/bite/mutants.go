@@ -59,7 +59,7 @@ var ofTheCore = []mutant{
 	{"do: an earlier report counts as well", "ratelimit/do.go",
 		"return r.Limit().Name() == old.Limit().Name()", "return false && r.Limit().Name() == old.Limit().Name()", "TestDoSettles", whole, true},
 	{"level: InTx forgets the configuration", "ratelimit/intx.go",
-		"cmp.Or(opts.IsoLevel, l.level)", "cmp.Or(opts.IsoLevel, pgx.Serializable)", "IsoLevelOfTheConfig", whole, true},
+		"cmp.Or(opts.IsoLevel, l.cfg.IsoLevel)", "cmp.Or(opts.IsoLevel, pgx.Serializable)", "IsoLevelOfTheConfig", whole, true},
 	{"level: SendBatch forgets the configuration", "ratelimit/send_batch.go",
 		"whole.Queue(s.l.begin)", "whole.Queue(beginSerializable.sql)", "IsoLevelOfTheConfig", whole, true},
 	{"credit: no clamp at the capacity", "internal/limits/statements/take.go",

@@ -13,7 +13,7 @@ var ofShards = []mutant{
 	{"shards: give back elsewhere", "ratelimit/rows.go",
 		"\t\t\tif s := of(&rows[i]); s != nil {\n", "\t\t\tif rows[i].Shard > 1<<20 {\n\t\t\t\tlayout, k := shard.Address(rows[i].Shard)\n\t\t\t\trows[i].Shard = layout.Row((k + 1) % layout.Shards)\n\t\t\t}\n\t\t\tif s := of(&rows[i]); s != nil {\n", "WhatComesBackGoesToItsShard", whole, true},
 	{"shards: takes wait for a shard in which work is settled", "ratelimit/statement.go",
-		"if c.Shard != alone && !l.portable {", "if c.Shard < alone && !l.portable {", "NobodyWaitsForAShard", whole, true},
+		"if c.Shard != alone && !l.cfg.Portable {", "if c.Shard < alone && !l.cfg.Portable {", "NobodyWaitsForAShard", whole, true},
 	{"shards: a shard that a gatherer has lost is tried again", "ratelimit/sharded.go",
 		"(s.lone || s.othersTook(takes))", "(s.lone || false && s.othersTook(takes))", "TokensAreGathered", whole, true},
 	{"shards: a pause is not added to that of merged shards", "internal/limits/statements/pause.go",
