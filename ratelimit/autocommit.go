@@ -212,18 +212,17 @@ func errNoPool() error { return &InvalidError{Field: "pool", Value: nil, Want: "
 
 // perTrip returns the executor whose round trips are a transaction each.
 func (a *Autocommit) perTrip(began time.Time) executor {
-	return executor{to: poolSender{a.pool, a.l, began}, single: true}
+	return executor{to: poolSender{a, began}, single: true}
 }
 
 type poolSender struct {
-	pool  *pgxpool.Pool
-	l     *Limiter
+	a     *Autocommit
 	began time.Time // when the call was made: see inTime
 }
 
 func (x poolSender) send(ctx context.Context, statements []*statement) error {
-	return x.l.inTime(ctx, x.began, func(ctx context.Context) error {
-		conn, err := x.pool.Acquire(ctx)
+	return x.a.l.inTime(ctx, x.began, func(ctx context.Context) error {
+		conn, err := x.a.pool.Acquire(ctx)
 		if err != nil {
 			return err
 		}

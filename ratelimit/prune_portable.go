@@ -95,8 +95,9 @@ func deleteEach(ctx context.Context, tx pgx.Tx, rows pgx.Rows, into []any, gone 
 	return tag.RowsAffected(), sendAll(ctx, tx, batch, gone)
 }
 
-// pruneKeys deletes idle rows of keys, and adds their number to gone. It goes by the rules of Statements.Prune: a key with a head is
-// deleted as a whole if all of its rows are locked and idle; otherwise only its closed rows are.
+// pruneKeys deletes idle rows of keys, and adds their number to gone. It goes by the rules of
+// Statements.Prune: a key with a head is deleted as a whole if all of its rows are locked and idle;
+// otherwise only its closed rows are.
 func (l *Limiter) pruneKeys(
 	ctx context.Context, tx pgx.Tx, keys []where.Place, now any, within int64, gone *int64,
 ) error {

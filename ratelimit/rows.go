@@ -26,7 +26,6 @@ func (l *Limiter) eachRow(
 	layouts := map[where.Place]shard.Layout{} // as they were seen
 	for range 10 * rounds {
 		var trip []*statement
-		var from []int // the number of each statement's call
 		sent := 0
 		send := func() error {
 			next := trip[sent:]
@@ -55,12 +54,10 @@ func (l *Limiter) eachRow(
 				}
 			}
 			if at != nil {
-				for _, s := range closed(&calls[i], at) {
-					trip, from = append(trip, s), append(from, i)
-				}
+				trip = append(trip, closed(&calls[i], at)...)
 			}
 			for k := range rows {
-				trip, from = append(trip, of(&rows[k], at)), append(from, i)
+				trip = append(trip, of(&rows[k], at))
 			}
 		}
 		if x.single && len(trip) > 1 {
@@ -70,14 +67,15 @@ func (l *Limiter) eachRow(
 			return nil, err
 		}
 		var again []call
-		for k, s := range trip {
-			c := &calls[from[k]]
+		for _, s := range trip {
+			same := func(c call) bool { return c.Place == s.c.Place }
 			switch {
 			case s.once != nil:
 			case !s.closed():
 				done = append(done, s)
-			case slices.ContainsFunc(again, func(a call) bool { return a.Place == c.Place }):
+			case slices.ContainsFunc(again, same):
 			default:
+				c := &calls[slices.IndexFunc(calls, same)]
 				seen, err := l.see(ctx, x, []call{*c})
 				if err != nil {
 					return nil, err

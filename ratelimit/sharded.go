@@ -87,7 +87,8 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call)
 				return res, nil
 			}
 		case !first || round == rounds || !isConflict(failed) ||
-			slices.ContainsFunc(takes, ofOneRow):
+			slices.ContainsFunc(takes, func(s *statement) bool { return s.whole == nil }):
+			// for the row of a limit without shards InTx queues after a conflict
 			if x.stepwise {
 				l.undo(ctx, x, takes)
 			}
@@ -102,10 +103,6 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call)
 		}
 	}
 }
-
-// ofOneRow reports whether s takes from a limit without shards: InTx queues for its row after a
-// conflict.
-func ofOneRow(s *statement) bool { return s.whole == nil }
 
 // arrive records which shards the takes took from, and what they left there.
 func (l *Limiter) arrive(x executor, takes []*statement, err error) {
