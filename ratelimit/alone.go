@@ -64,7 +64,7 @@ func (c *Coalesced) single(
 		c.crowd <- struct{}{}
 		defer func() { <-c.crowd }()
 		if !wanted() {
-			return errClosedCoalesced()
+			return errClosedCoalesced
 		}
 	}
 	c.singly <- struct{}{}

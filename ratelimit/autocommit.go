@@ -152,7 +152,7 @@ func (a *Autocommit) do(
 		return errNotMade()
 	}
 	if nested(ctx, a.pool) {
-		return errNested()
+		return errNested
 	}
 	began := time.Now()
 	if len(calls) == 1 {

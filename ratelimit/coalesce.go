@@ -136,7 +136,7 @@ func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result,
 	case !c.l.made():
 		return o.told(Result{}, errNotMade())
 	case nested(ctx, c.pool):
-		return o.told(Result{}, errNested())
+		return o.told(Result{}, errNested)
 	case ctx.Err() != nil:
 		return o.told(Result{}, explain(ctx, ctx.Err(), "take", calls))
 	}
@@ -218,15 +218,13 @@ func errLeftEarly(ended error) error {
 		"what it grants will be given back: %w", ErrOutcomeUnknown, ended)
 }
 
-func errClosedCoalesced() error {
-	return fmt.Errorf("%w: Close was called on the Coalesced", ErrClosed)
-}
+var errClosedCoalesced = fmt.Errorf("%w: Close was called on the Coalesced", ErrClosed)
 
 func (c *Coalesced) add(w *waiter) error {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	if c.closed {
-		return errClosedCoalesced()
+		return errClosedCoalesced
 	}
 	if c.waiting.Add(1) > mostWaiting {
 		c.waiting.Add(-1)

@@ -92,7 +92,7 @@ func (h *held) hold(w *waiter, at where.Place, most int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.c.ended.Load() {
-		w.err = errClosedCoalesced()
+		w.err = errClosedCoalesced
 		h.c.answer(w)
 		return
 	}
@@ -189,7 +189,7 @@ func (h *held) giveUp() {
 				h.c.decided()
 				continue
 			}
-			w.err = errClosedCoalesced()
+			w.err = errClosedCoalesced
 			h.c.answer(w)
 		}
 		r.queue = nil

@@ -94,7 +94,7 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions,
 		return errNoBeginner()
 	}
 	if nested(ctx, db) {
-		return errNested()
+		return errNested
 	}
 	opts.IsoLevel = cmp.Or(opts.IsoLevel, l.cfg.IsoLevel)
 	if isComparable(db) {
@@ -166,9 +166,7 @@ type outerKey struct{ db any }
 
 func isComparable(db any) bool { return reflect.ValueOf(db).Comparable() }
 
-func errNested() error {
-	return fmt.Errorf("%w on the same pool: use the tx of the outer callback", ErrNested)
-}
+var errNested = fmt.Errorf("%w on the same pool: use the tx of the outer callback", ErrNested)
 
 func nested(ctx context.Context, db any) bool {
 	return isComparable(db) && ctx.Value(outerKey{db}) != nil

@@ -11,12 +11,7 @@ import (
 func (s *Lease) giveBack(ctx context.Context, blocks []*block) error {
 	var errs []error
 	for _, b := range blocks {
-		if b.left < s.least {
-			continue
-		}
-		if err := s.giveBlock(ctx, b); err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, s.giveBlock(ctx, b))
 	}
 	return errors.Join(errs...)
 }

@@ -67,7 +67,7 @@ func (s *Lease) queue(ctx context.Context, n float64) (*taker, Result, error) {
 		return nil, res, err
 	}
 	if ctx.Value(s.outer) != nil {
-		return nil, Result{}, errNested()
+		return nil, Result{}, errNested
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, Result{}, explain(ctx, err, "take", s.calls)

@@ -49,7 +49,7 @@ func (l *Limiter) SendBatch(
 		err = &InvalidError{Field: "queue", Value: plain("nil"),
 			Want: "a function that fills a batch"}
 	case nested(ctx, db):
-		err = errNested()
+		err = errNested
 	}
 	if err != nil {
 		return o.told(Result{}, err)

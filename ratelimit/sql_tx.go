@@ -53,7 +53,7 @@ func (l *Limiter) inSQLTx(ctx context.Context, db *sql.DB, opts *sql.TxOptions,
 			Want: "a *sql.DB over pgx's stdlib driver"}
 	}
 	if nested(ctx, db) {
-		return errNested()
+		return errNested
 	}
 	o := sql.TxOptions{}
 	if opts != nil {

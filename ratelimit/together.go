@@ -55,7 +55,7 @@ func (c *Coalesced) decide(p *scheme) {
 		p.ranges = c.l.ranges.known.Load()
 	}
 	if c.ended.Load() {
-		err = errClosedCoalesced()
+		err = errClosedCoalesced
 	}
 	some := p.late
 	p.late = nil
