@@ -242,12 +242,9 @@ func compileRule(name string, rule Rule) (algebra.Rule, error) {
 // gets the same start, and keys are spread over the period.
 func phase(name, key string, period int64) int64 {
 	h := fnv.New64a()
-	var n [8]byte
 	// so that ("ab","c") differs from ("a","bc")
-	binary.BigEndian.PutUint64(n[:], uint64(len(name)))
-	_, _ = h.Write(n[:])
-	_, _ = h.Write([]byte(name))
-	_, _ = h.Write([]byte(key))
+	b := binary.BigEndian.AppendUint64(nil, uint64(len(name)))
+	_, _ = h.Write(append(append(b, name...), key...))
 	return int64(h.Sum64() % uint64(period)) //nolint:gosec // both fit: the remainder is below period
 }
 

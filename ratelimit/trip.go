@@ -114,16 +114,13 @@ func (w *watch) over(n *lane, runner int, fn func(context.Context) error) error 
 	defer cancel()
 	t := &underWay{time.Now(), cancel, n, runner}
 	w.mu.Lock()
-	if w.trips == nil {
-		w.trips = map[*underWay]struct{}{}
-		w.timer = time.AfterFunc(overdue/2, w.look)
-		w.armed = true
-	}
-	w.trips[t] = struct{}{}
-	if !w.armed {
-		w.armed = true
+	switch {
+	case w.trips == nil:
+		w.trips, w.timer = map[*underWay]struct{}{}, time.AfterFunc(overdue/2, w.look)
+	case !w.armed:
 		w.timer.Reset(overdue / 2)
 	}
+	w.trips[t], w.armed = struct{}{}, true
 	w.mu.Unlock()
 	defer func() {
 		w.mu.Lock()

@@ -56,8 +56,6 @@ const Gathering = -1
 // shard instead of waiting. The lock is only a hint, so two rows may have the same number.
 func (p Place) Busy(shard int32) int32 {
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(p.Name))
-	_, _ = h.Write([]byte{0})
-	_, _ = h.Write([]byte(p.Key))
+	_, _ = h.Write([]byte(p.Name + "\x00" + p.Key))
 	return int32(h.Sum32()) + shard //nolint:gosec // wraps
 }
