@@ -14,6 +14,7 @@
 package contended
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -43,11 +44,7 @@ func (c *Rows) Note(r where.Row) {
 	}
 	now := time.Now()
 	if len(c.rows) >= mostContended {
-		for r, until := range c.rows {
-			if now.After(until) {
-				delete(c.rows, r)
-			}
-		}
+		maps.DeleteFunc(c.rows, func(_ where.Row, until time.Time) bool { return now.After(until) })
 	}
 	if _, known := c.rows[r]; known || len(c.rows) < mostContended {
 		c.rows[r] = now.Add(contendedFor)

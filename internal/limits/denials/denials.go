@@ -4,6 +4,7 @@
 package denials
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -58,9 +59,9 @@ func (d *Denials) Watch() (watched uint64) {
 	return d.changes + 1
 }
 
-// Note remembers a denial, or forgets the row's denial if
-// it grants again. If this process has made tokens available since Watch, the denial may have been
-// read before that: then Note does not keep it as an answer.
+// Note remembers a denial, or forgets the row's denial if it grants again. If this process has made
+// tokens available since Watch, the denial may have been read before that: then Note does not keep
+// it as an answer.
 func (d *Denials) Note(row *where.Row, a *algebra.Ask, v *algebra.Verdict, watched uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -114,11 +115,7 @@ func (d *Denials) Answer(
 // drop makes room: it forgets all expired denials, and then any others until half are left.
 func (d *Denials) drop() {
 	now := time.Now()
-	for r, e := range d.rows {
-		if !now.Before(e.until) {
-			delete(d.rows, r)
-		}
-	}
+	maps.DeleteFunc(d.rows, func(_ where.Row, e denial) bool { return !now.Before(e.until) })
 	for r := range d.rows {
 		if len(d.rows) <= mostDenials/2 {
 			return
@@ -140,9 +137,5 @@ func (d *Denials) ForgetKey(key string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.changes++
-	for r := range d.rows {
-		if r.Key == key {
-			delete(d.rows, r)
-		}
-	}
+	maps.DeleteFunc(d.rows, func(r where.Row, _ denial) bool { return r.Key == key })
 }
