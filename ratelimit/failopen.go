@@ -240,8 +240,13 @@ func (f *FailOpen) decided(ctx context.Context) {
 	}
 }
 
-func (f *FailOpen) most() time.Duration { return cmp.Or(max(0, f.For), time.Minute) }
+const (
+	defaultFor       = time.Minute
+	defaultSuspicion = time.Second
+)
 
-func (f *FailOpen) timeout() time.Duration { return cmp.Or(max(0, f.Timeout), time.Second) }
+func (f *FailOpen) most() time.Duration { return cmp.Or(max(0, f.For), defaultFor) }
+
+func (f *FailOpen) timeout() time.Duration { return cmp.Or(max(0, f.Timeout), defaultSuspicion) }
 
 func (f *FailOpen) logger() *slog.Logger { return cmp.Or(f.Logger, slog.Default()) }
