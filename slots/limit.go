@@ -4,7 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"time"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -20,23 +21,21 @@ const Max = 10_000
 // A Limit is immutable and safe for concurrent use. The zero Limit is undefined: requests made from
 // it are refused with an error that matches [ratelimit.ErrInvalid].
 type Limit struct {
-	def ratelimit.Limit // has the name, and checks keys
-	n   int
+	name string
+	n    int
 }
 
 // Define makes a limit from a name and the number of slots of each key. The name identifies its
 // rows for ever: 1 to 255 bytes of UTF-8 without NUL. n is 1 to [Max]. A bad name or n is refused
 // with a [*ratelimit.InvalidError] that says what would be right.
 func Define(name string, n int) (Limit, error) {
-	// a limit of ratelimit with the same name checks the name and the keys
-	def, err := ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
-	if err != nil {
+	if err := checkText(name, "name", name, ratelimit.MaxNameBytes); err != nil {
 		return Limit{}, err
 	}
 	if err := checkN(name, n); err != nil {
 		return Limit{}, err
 	}
-	return Limit{def, n}, nil
+	return Limit{name, n}, nil
 }
 
 // MustDefine is like [Define] but panics on an error. It is for package variables.
@@ -49,21 +48,21 @@ func MustDefine(name string, n int) Limit {
 }
 
 // Name returns the name that the limit was defined with.
-func (l Limit) Name() string { return l.def.Name() }
+func (l Limit) Name() string { return l.name }
 
 // For returns a request for one of the key's slots: those of a tenant, an account, a host. The key
 // is 1 to 1024 bytes of UTF-8 without NUL; anything else is refused when the request is used.
 func (l Limit) For(key string) Request {
-	return Request{limit: l, check: l.def.For(key), key: key, n: l.n}
+	return Request{limit: l, keyed: true, key: key, n: l.n}
 }
 
 // Global returns a request for one of the slots of a limit without keys.
-func (l Limit) Global() Request { return Request{limit: l, check: l.def.Global(), n: l.n} }
+func (l Limit) Global() Request { return Request{limit: l, n: l.n} }
 
 // Request is what one call asks of one limit: a slot of a key. It is a value.
 type Request struct {
 	limit Limit
-	check ratelimit.Request
+	keyed bool
 	key   string
 	n     int
 }
@@ -86,11 +85,32 @@ type want struct {
 type place struct{ name, key string }
 
 func (r Request) resolve() (want, error) {
-	if _, err := ratelimit.Decide(r.check, ratelimit.State{}, time.Unix(0, 0)); err != nil {
-		return want{}, err
+	w := want{place{r.limit.name, r.key}, r.n}
+	if w.name == "" {
+		return want{}, &ratelimit.InvalidError{Field: "limit", Value: "",
+			Want: "one made by Define or MustDefine, not the zero Limit"}
 	}
-	w := want{place{r.limit.Name(), r.key}, r.n}
+	if r.keyed {
+		if err := checkText(w.name, "key", w.key, ratelimit.MaxKeyBytes); err != nil {
+			return want{}, err
+		}
+	}
 	return w, checkN(w.name, w.n)
+}
+
+// checkText checks a name or a key, which have to fit into an entry of the primary key's index.
+func checkText(limit, field, text string, most int) error {
+	if text != "" && len(text) <= most && utf8.ValidString(text) && strings.IndexByte(text, 0) < 0 {
+		return nil
+	}
+	want := fmt.Sprintf("1 to %d bytes of UTF-8 without NUL", most)
+	if field == "key" && text == "" {
+		want += "; Limit.Global is for limits without keys"
+	}
+	if len(text) > 64 {
+		text = text[:64] + "..."
+	}
+	return &ratelimit.InvalidError{Limit: limit, Field: field, Value: text, Want: want}
 }
 
 func checkN(name string, n int) error {

@@ -1,7 +1,9 @@
 package slots_test
 
 import (
+	"encoding/json"
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -182,6 +184,24 @@ func TestASlotIsPassedOnOnlyToWhoMayHaveIt(t *testing.T) {
 	release(t, <-got)
 }
 
+// Work that waits for tokens goes by the newest rule of its limit's name.
+func TestALimitOfSlotsDoesNotRedefineTheTokenLimitOfItsName(t *testing.T) {
+	t.Parallel()
+	rule := ratelimit.TokenBucket{Rate: 7, Period: time.Second, Capacity: ratelimit.Tokens(7)}
+	b, err := json.Marshal(ratelimit.MustDefine("of tokens and of slots", rule).For("k"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	slots.MustDefine("of tokens and of slots", 5)
+	var read ratelimit.Request
+	if err := json.Unmarshal(b, &read); err != nil {
+		t.Fatal(err)
+	}
+	if got := read.Limit().Rule(); !reflect.DeepEqual(got, rule) {
+		t.Errorf("the limit of tokens has the rule %+v, want %+v", got, rule)
+	}
+}
+
 func TestBadCallsAreRefusedWithWhatWouldBeRight(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -194,7 +214,10 @@ func TestBadCallsAreRefusedWithWhatWouldBeRight(t *testing.T) {
 		`n is -1`:                            of(s.TryAcquire(t.Context(), three.For("k").Of(-1))),
 		`key is "": want`:                    of(s.Acquire(t.Context(), three.For(""))),
 		`key is "a\x00"`:                     s.Do(t.Context(), nil, three.For("a\x00")),
-		`limit is the zero Limit`:            of(s.Held(t.Context(), slots.Limit{}.For("k"))),
+		`key is "\xff"`:                      of(s.TryAcquire(t.Context(), three.For("\xff"))),
+		`xxx...": want 1 to 1024 bytes`:      of(s.TryAcquire(t.Context(), three.For(strings.Repeat("x", 1025)))),
+		`xxx...": want 1 to 255 bytes`:       of(slots.Define(strings.Repeat("x", 256), 1)),
+		`not the zero Limit`:                 of(s.Held(t.Context(), slots.Limit{}.For("k"))),
 		`requests is 0`:                      of(s.TryAcquire(t.Context())),
 		`want each key once in a call`: of(
 			s.TryAcquire(t.Context(), three.For("k"), three.For("l"), three.For("k")),

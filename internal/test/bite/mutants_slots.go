@@ -34,6 +34,8 @@ var ofSlots = []mutant{
 		"			if sent {\n", "			if sent && false {\n", "CommitMayHaveSucceeded", held, true},
 	{"slots: an error after COMMIT is the transaction's", "slots/statements.go",
 		"	if committed {\n", "	if committed && false {\n", "AnErrorAfterCommit", held, true},
+	{"slots: a limit redefines that of tokens with its name", "slots/limit.go",
+		"	return Limit{name, n}, nil\n", "	_, _ = ratelimit.Define(name, ratelimit.TokenBucket{Rate: 1, Period: 3.6e12})\n	return Limit{name, n}, nil\n", "DoesNotRedefine", []string{"./slots"}, false},
 	{"slots: Close does not wait", "slots/slots.go",
 		"if len(s.held) > 0 {", "if len(s.held) > 1e9 {", "CloseWaits", held, true},
 	{"visitors: anybody signs", "examples/visitors/token.go",
