@@ -36,10 +36,11 @@ const (
 	followFirst = 30 * time.Millisecond // after a put-off, to see whether it is written
 	followEvery = 100 * time.Millisecond
 	followFor   = 10 * time.Second
-	mostPlaces  = 2000 // that a round looks at; the next one goes on behind them
-	mostGiven   = 100  // slots of a place that are given in one go
-	mostSwept   = 1000 // rows of jobs that have left, of a place and round
-	mostLeft    = 10   // places of which a round deletes them
+	passFor     = time.Minute // over a job that was refused
+	mostPlaces  = 2000        // that a round looks at; the next one goes on behind them
+	mostGiven   = 100         // slots of a place that are given in one go
+	mostSwept   = 1000        // rows of jobs that have left, of a place and round
+	mostLeft    = 10          // places of which a round deletes them
 )
 
 // Giver gives the slots of one client to the jobs that wait for them.
@@ -53,11 +54,13 @@ type Giver struct {
 	mu      sync.Mutex
 	put     map[int64]putting     // jobs whose put-off may not be written; if there are any, followUp comes
 	numbers map[hand.Place]number // how many slots there are, by the last job here that asked
+	refused map[int64]time.Time   // when the database refused to make these jobs available
 }
 
 // NewGiver returns a Giver of these slots, if there are any.
 func NewGiver(c *riverjob.Client, s hand.Slots) *Giver {
-	return &Giver{Client: c, slots: s, numbers: map[hand.Place]number{}}
+	return &Giver{Client: c, slots: s, numbers: map[hand.Place]number{},
+		refused: map[int64]time.Time{}}
 }
 
 // None says that there are no slots.
@@ -88,7 +91,8 @@ func (g *Giver) HandOn(ctx context.Context, want hand.Want, hold hand.Hold) {
 // reports whether there were both. It gives one slot in a transaction, so that two of them never
 // wait for each other. A slot that is to be freed is tried again after an error that may pass, since
 // it would stay held until it expires: if the first COMMIT has freed it after all, nothing is freed
-// again, and another job gets a slot only if one is free.
+// again, and another job gets a slot only if one is free. A job that the database refuses to make
+// available is passed over.
 func (g *Giver) hand(
 	ctx context.Context, want hand.Want, free *hand.Slot,
 ) (given bool, err error) {
@@ -98,6 +102,10 @@ func (g *Giver) hand(
 			given, job, err = g.handBy(ctx, c, want, free)
 			return err
 		})
+		if given && isRefused(err) && ctx.Err() == nil {
+			g.passOver(job, err)
+			continue
+		}
 		var e *pgconn.PgError
 		conflict := errors.As(err, &e) && (e.Code == "40001" || e.Code == "40P01")
 		if err != nil && (conflict || free != nil && mayPass(err)) && ctx.Err() == nil {
@@ -121,6 +129,30 @@ func mayPass(err error) bool {
 	return !missing && !riverjob.PoolClosed(err)
 }
 
+// isRefused reports whether an error is about a job's own row, which a constraint or a trigger of
+// somebody else refuses, for example.
+func isRefused(err error) bool {
+	var e *pgconn.PgError
+	return errors.As(err, &e) && (strings.HasPrefix(e.Code, "22") ||
+		strings.HasPrefix(e.Code, "23") || strings.HasPrefix(e.Code, "P0"))
+}
+
+// passOver has a job that was refused not keep the slots from those behind it.
+func (g *Giver) passOver(job int64, err error) {
+	g.Warn(err, "a job could not be given a slot, and is passed over for a minute", "job", job)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.refused[job] = time.Now()
+}
+
+// passedOver are the jobs that were refused lately.
+func (g *Giver) passedOver() []int64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	maps.DeleteFunc(g.refused, func(_ int64, at time.Time) bool { return time.Since(at) > passFor })
+	return slices.AppendSeq([]int64{}, maps.Keys(g.refused)) // an array, if an empty one
+}
+
 // handBy is the transaction of hand, in two round trips, or in three if a job waits. If it fails,
 // the pool closes the connection. On Citus it does not ask for two-phase commit: a crash at COMMIT
 // may give a slot to a job that is not woken for it, which costs claimIn.
@@ -135,7 +167,7 @@ func (g *Giver) handBy(
 		s.Free(b, *free)
 	}
 	var first row
-	b.Queue(g.SQL(headSQL), g.Schema, tenant).Query(func(rows pgx.Rows) error {
+	b.Queue(g.SQL(headSQL), g.Schema, tenant, g.passedOver()).Query(func(rows pgx.Rows) error {
 		columns := []any{&first.Priority, &first.Due, &first.Job}
 		_, err := pgx.ForEachRow(rows, columns, func() error { found = true; return nil })
 		return err

@@ -37,13 +37,15 @@ WHERE t.name = '' AND t.key = coalesce(nullif($1::text, ''), current_schema()::t
 	// headSQL locks the first job that waits for a place: its row, and that in line. It passes over
 	// jobs that somebody else has locked, and jobs of paused queues.
 	//
-	// $1 River's schema $2 place
+	// $1 River's schema $2 place $3 except these jobs
 	headSQL = `SELECT t.priority, t.due, t.job` + inLine + `
 	AND NOT EXISTS (SELECT FROM {river}river_queue q WHERE q.name = j.queue AND q.paused_at IS NOT NULL)
+	AND t.job <> ALL ($3::bigint[])
 ORDER BY t.priority, t.due, t.job LIMIT 1 FOR UPDATE OF t, j SKIP LOCKED`
 
 	// givenSQL makes a job available that has been given a slot, and notes that in its metadata. It
-	// stands in its queue where it stood before.
+	// stands in its queue where it stood before. To metadata that is no object the note is appended,
+	// as River appends its own.
 	//
 	// $1 River's schema $2 place $3 priority $4 due $5 job
 	givenSQL = `WITH line AS (
@@ -51,7 +53,7 @@ ORDER BY t.priority, t.due, t.job LIMIT 1 FOR UPDATE OF t, j SKIP LOCKED`
 		AND tenant = $2::text AND priority = $3::smallint AND due = $4::timestamptz AND job = $5::bigint
 )
 UPDATE {river}river_job SET state = 'available', scheduled_at = $4::timestamptz,
-	metadata = jsonb_set(metadata, '{` + givenKey + `}'::text[], 'true'::jsonb)
+	metadata = metadata || '{"` + givenKey + `": true}'::jsonb
 WHERE id = $5::bigint`
 
 	// placesSQL finds the places for which jobs wait, from one on: how many slots there are of each
