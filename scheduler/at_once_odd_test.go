@@ -1,10 +1,19 @@
 package scheduler_test
 
 import (
+	"context"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/slots"
 )
 
 // River takes any JSON as a job's metadata.
@@ -56,5 +65,42 @@ func TestAJobThatCannotBeGivenASlotIsPassedOver(t *testing.T) {
 	})
 	if list := c.listed(c.sched.Jobs(client), "0", 10); len(list) != 1 || list[0].Job.ID != refused.ID {
 		t.Errorf("%+v wait, want the job that was refused", list)
+	}
+}
+
+// A worker's middleware opens a transaction around each job, and there are no more connections than
+// workers. A job takes a slot all the same, or one that it was given, and none fails.
+func TestJobsGetSlotsThoughTheirMiddlewareHoldsAllConnections(t *testing.T) {
+	t.Parallel()
+	const conns, jobs = 4, 12
+	c := newCrewOn(t, pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = conns }), 2,
+		slots.Config{Logger: quiet()})
+	var began, worked atomic.Int64
+	c.j.wrap = func(river.Worker[sendArgs]) river.Worker[sendArgs] {
+		w := river.WorkFunc(func(context.Context, *river.Job[sendArgs]) error {
+			worked.Add(1)
+			return nil
+		})
+		return &wrapped{c.atOnce(w), func(ctx context.Context, _ *rivertype.JobRow,
+			doInner func(context.Context) error) error {
+			return pgx.BeginFunc(ctx, c.pool, func(pgx.Tx) error {
+				began.Add(1)
+				for began.Load() < conns && ctx.Err() == nil {
+					time.Sleep(time.Millisecond) // until the first ones hold all connections
+				}
+				return doInner(ctx)
+			})
+		}}
+	}
+	for i := range jobs {
+		c.insert(i, nil)
+	}
+	c.client(conns)
+	eventually(t, "all jobs are worked", func() bool { return worked.Load() >= jobs })
+	eventually(t, "all jobs are completed", func() bool {
+		return c.fixture.count(t, `state <> 'completed'`) == 0
+	})
+	if failed := c.fixture.count(t, `errors IS NOT NULL`); failed > 0 || worked.Load() != jobs {
+		t.Errorf("%d of %d jobs have failed, and %d were worked", failed, jobs, worked.Load())
 	}
 }

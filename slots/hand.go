@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/hand"
 )
@@ -44,9 +45,9 @@ GROUP BY s.name, s.key`
 
 type hander struct{ s *Slots }
 
-func (h hander) Take(ctx context.Context, w hand.Want) (hand.Hold, error) {
+func (h hander) Take(ctx context.Context, on hand.Connect, w hand.Want) (hand.Hold, error) {
 	want := &want{place{w.Name, w.Key}, w.N}
-	sl, err := h.s.one(ctx, want, 0, false)
+	sl, err := h.s.one(ctx, on, want, 0, false)
 	switch {
 	case errors.Is(err, ErrFull):
 		return nil, nil
@@ -56,13 +57,15 @@ func (h hander) Take(ctx context.Context, w hand.Want) (hand.Hold, error) {
 	return handed{h.s.hold([]*slot{sl})}, nil
 }
 
-func (h hander) Claim(ctx context.Context, w hand.Want, given string) (hand.Hold, error) {
+func (h hander) Claim(
+	ctx context.Context, on hand.Connect, w hand.Want, given string,
+) (hand.Hold, error) {
 	holder, before := uuid.NewString(), time.Now()
 	until := h.s.lostAt(before)
 	var sl *slot
 	ctx, cancel := context.WithDeadline(ctx, until) // a later answer is useless: the slot is lost
 	defer cancel()
-	err := h.s.trip(ctx, h.s.pool, func(b *pgx.Batch) {
+	claim := func(b *pgx.Batch) {
 		b.Queue(h.s.sql.claim, h.s.clock(), w.Name, w.Key, holder, given, h.s.ttl.Microseconds()).
 			Query(func(rows pgx.Rows) error {
 				for rows.Next() {
@@ -75,7 +78,8 @@ func (h hander) Claim(ctx context.Context, w hand.Want, given string) (hand.Hold
 				}
 				return rows.Err()
 			})
-	})
+	}
+	err := on(ctx, func(c *pgxpool.Conn) error { return h.s.trip(ctx, c, claim) })
 	p := place{w.Name, w.Key}
 	switch {
 	case err != nil:

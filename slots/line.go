@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/hand"
 )
 
 const (
@@ -34,8 +37,11 @@ type waiter struct {
 }
 
 // one takes a slot. If there is none, or others wait for one here, a patient caller waits in the
-// order of turns, and any other gets a FullError.
-func (s *Slots) one(ctx context.Context, w *want, turn uint64, patient bool) (*slot, error) {
+// order of turns, and any other gets a FullError. Each time that it asks the database, it does so on
+// a connection of on.
+func (s *Slots) one(
+	ctx context.Context, on hand.Connect, w *want, turn uint64, patient bool,
+) (*slot, error) {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
@@ -47,7 +53,7 @@ func (s *Slots) one(ctx context.Context, w *want, turn uint64, patient bool) (*s
 	defer s.everyone.Done()
 
 	if !busy {
-		sl, err := s.ask(ctx, w)
+		sl, err := s.ask(ctx, on, w)
 		if sl != nil || err != nil {
 			return sl, err
 		}
@@ -55,14 +61,16 @@ func (s *Slots) one(ctx context.Context, w *want, turn uint64, patient bool) (*s
 	if !patient {
 		return nil, &FullError{w.name, w.key, w.n}
 	}
-	return s.wait(ctx, w, turn)
+	return s.wait(ctx, on, w, turn)
 }
 
 // wait waits in line for a slot. A caller that becomes first asks the database at once, as a slot
 // may be free. It pauses first in two cases: it was first from the start, and the database has just
 // answered that the limit is full; or the caller before it got a slot that was handed on within
 // this process.
-func (s *Slots) wait(ctx context.Context, w *want, turn uint64) (*slot, error) {
+func (s *Slots) wait(
+	ctx context.Context, on hand.Connect, w *want, turn uint64,
+) (*slot, error) {
 	me := &waiter{turn: turn, first: make(chan bool, 1), got: make(chan *slot, 1)}
 	s.join(*w, me)
 	delay := soonest
@@ -87,7 +95,7 @@ func (s *Slots) wait(ctx context.Context, w *want, turn uint64) (*slot, error) {
 		case <-pause:
 			delay = min(2*delay, latest)
 		}
-		sl, err = s.ask(ctx, w)
+		sl, err = s.ask(ctx, on, w)
 		pause = time.After(jitter(delay))
 	}
 	if extra := s.leave(*w, me); extra != nil {
@@ -171,14 +179,14 @@ func (s *Slots) pass(sl *slot) bool {
 // If the caller's context ends first, ask returns, but does not cancel the statement: the server
 // might still run it, even after a statement that undoes it. If the statement then gets a slot, the
 // slot is given back.
-func (s *Slots) ask(ctx context.Context, w *want) (*slot, error) {
+func (s *Slots) ask(ctx context.Context, on hand.Connect, w *want) (*slot, error) {
 	type answer struct {
 		sl  *slot
 		err error
 	}
 	answers, left := make(chan answer), make(chan struct{})
 	s.everyone.Go(func() { // Close waits for this goroutine; it also waits for ask's caller
-		sl, err := s.askDatabase(ctx, w)
+		sl, err := s.askDatabase(ctx, on, w)
 		select {
 		case answers <- answer{sl, err}:
 		case <-left:
@@ -196,11 +204,16 @@ func (s *Slots) ask(ctx context.Context, w *want) (*slot, error) {
 	}
 }
 
-func (s *Slots) askDatabase(ctx context.Context, w *want) (*slot, error) {
+func (s *Slots) askDatabase(ctx context.Context, on hand.Connect, w *want) (*slot, error) {
 	for locked := false; ; {
 		holder := uuid.NewString()
 		before := time.Now()
-		a, sent, err := s.acquire(ctx, w, holder, locked)
+		var a answer
+		sent := false
+		err := on(ctx, func(c *pgxpool.Conn) (err error) {
+			a, sent, err = s.acquire(ctx, c, w, holder, locked)
+			return err
+		})
 		switch {
 		case err != nil && isLostRace(err):
 		case err != nil:

@@ -242,7 +242,8 @@ func (s *Slots) take(ctx context.Context, requests []Request, patient bool) (*Ho
 				i = k - 1
 			}
 			var sl *slot
-			if sl, err = s.one(ctx, &wants[i], turn, keeps || patient && k == 0); err != nil {
+			sl, err = s.one(ctx, s.pool.AcquireFunc, &wants[i], turn, keeps || patient && k == 0)
+			if err != nil {
 				full = i
 				break
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/hand"
 	"github.com/weir-go/weir/internal/pgerr"
@@ -195,15 +196,10 @@ type answer struct {
 	left  bool  // slots with the number n or a higher one are held
 }
 
-// acquire runs acquireSQL once. sent is false if it fails before it sends that.
+// acquire runs acquireSQL once on a connection. sent is false if it fails before it sends that.
 func (s *Slots) acquire(
-	ctx context.Context, w *want, holder string, locked bool,
+	ctx context.Context, conn *pgxpool.Conn, w *want, holder string, locked bool,
 ) (a answer, sent bool, err error) {
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return a, false, err
-	}
-	defer conn.Release()
 	if err := ctx.Err(); err != nil {
 		return a, false, err
 	}

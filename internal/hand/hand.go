@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Place is a limit and key.
@@ -44,13 +45,16 @@ type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
+// Connect runs fn on a connection.
+type Connect func(ctx context.Context, fn func(c *pgxpool.Conn) error) error
+
 // Slots are the slots of a process.
 type Slots interface {
 	// Take takes a slot: nil if all are held, or if others in this process wait for one.
-	Take(ctx context.Context, w Want) (Hold, error)
+	Take(ctx context.Context, on Connect, w Want) (Hold, error)
 
 	// Claim takes over the slot that was given to a holder: nil if there is none.
-	Claim(ctx context.Context, w Want, holder string) (Hold, error)
+	Claim(ctx context.Context, on Connect, w Want, holder string) (Hold, error)
 
 	// Free queues the statement that frees a slot unless it is somebody else's by now.
 	Free(b *pgx.Batch, s Slot)

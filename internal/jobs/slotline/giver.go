@@ -325,7 +325,7 @@ func (g *Giver) Take(
 ) (hand.Hold, error) {
 	g.asked(want)
 	if WasGiven(job) {
-		hold, err := g.slots.Claim(ctx, want, holderOf(job.ID))
+		hold, err := g.slots.Claim(ctx, g.Connected, want, holderOf(job.ID))
 		if hold != nil || err != nil {
 			return hold, err
 		}
@@ -339,7 +339,7 @@ func (g *Giver) Take(
 		return nil, err
 	}
 	if !waits {
-		hold, err := g.slots.Take(ctx, want)
+		hold, err := g.slots.Take(ctx, g.Connected, want)
 		if hold != nil || err != nil {
 			return hold, err
 		}

@@ -25,6 +25,8 @@ var ofAtOnce = []mutant{
 		"metadata = metadata || '{\"` + givenKey + `\": true}'::jsonb", "metadata = jsonb_set(metadata, '{` + givenKey + `}'::text[], 'true'::jsonb)", "WhateverItsMetadataIs", jobs, false},
 	{"at once: a job that is refused is tried again and again", "internal/jobs/slotline/giver.go",
 		"	g.refused[job] = time.Now()\n", "", "CannotBeGivenASlot", jobs, false},
+	{"at once: a job waits for a connection that its own middleware holds", "internal/jobs/slotline/giver.go",
+		"g.slots.Take(ctx, g.Connected, want)", "g.slots.Take(ctx, g.Pool.AcquireFunc, want)", "TheirMiddlewareHoldsAllConnections", jobs, false},
 	{"at once: rows of jobs that have left stay", "internal/jobs/slotline/giver.go",
 		"gone && len(left) < mostLeft", "false", "JobsThatHaveLeft", jobs, false},
 	{"at once: priority does not count", "internal/jobs/slotline/sql.go",
