@@ -190,7 +190,7 @@ func (v *visit) keep(ctx context.Context) error {
 // whatever becomes of the attempt, at no row version more.
 func (v *visit) started(ctx context.Context) error {
 	var err error
-	if v.job.Metadata, err = v.Ticket.Into(v.job.Metadata); err != nil { // for ReservationOf
+	if v.job.Metadata, err = v.Ticket.Onto(v.job.Metadata); err != nil { // for ReservationOf
 		return err
 	}
 	began := v.Ticket

@@ -52,7 +52,7 @@ func Take(
 	if v.Ticket.Due != 0 {
 		return v.putOff(ctx, v.Ticket.DueAt())
 	}
-	v.job.Metadata, err = v.Ticket.Into(v.job.Metadata) // for ReservationOf
+	v.job.Metadata, err = v.Ticket.Onto(v.job.Metadata) // for ReservationOf
 	return err
 }
 

@@ -100,3 +100,50 @@ func TestAMoveLeavesAloneWhatHasChangedSince(t *testing.T) {
 		}
 	}
 }
+
+// River takes any JSON as a job's metadata. One whose metadata is no object does not keep the others
+// of a statement from being moved.
+func TestAMoveWritesATicketWhateverTheMetadataIs(t *testing.T) {
+	t.Parallel()
+	pool, logger := pgtest.Pool(t), slog.New(slog.NewTextHandler(io.Discard, nil))
+	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := migrator.Migrate(t.Context(), rivermigrate.DirectionUp, nil); err != nil {
+		t.Fatal(err)
+	}
+	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limiter, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	due := time.Now().UTC().Add(time.Minute).Truncate(time.Microsecond)
+	var jobs []*riverjob.Waiter
+	var ids []int64
+	for _, metadata := range []string{`{"own": 1}`, `null`, `[{"own": 1}]`, `"own"`, `1`} {
+		job, err := client.Insert(t.Context(), movedArgs{}, &river.InsertOpts{Metadata: []byte(metadata)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := &riverjob.Waiter{ID: job.Job.ID, At: job.Job.ScheduledAt, Due: due, Differs: true}
+		w.Ticket.Due = due.UnixMicro()
+		jobs, ids = append(jobs, w), append(ids, w.ID)
+	}
+	if err := riverjob.NewStore(limiter, ticket.Pacing{}, "").Move(t.Context(), pool, jobs, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range ids {
+		job, err := client.JobGet(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k, found := ticket.Of(job)
+		if !found || !k.DueAt().Equal(due) || !job.ScheduledAt.Equal(due) {
+			t.Errorf("%s: the ticket says %v, and the row %v; want %v", job.Metadata, k.DueAt(), job.ScheduledAt, due)
+		}
+	}
+}

@@ -212,7 +212,8 @@ const MostMoved = 1000
 
 // moveSQL gives waiting jobs other times. One that a client has fetched since, or is about to, or
 // that somebody has moved, keeps its own. A job whose time is near is available, others are
-// scheduled, and River's leader promotes them.
+// scheduled, and River's leader promotes them. To metadata that is no object the ticket is appended,
+// as River appends its own notes.
 //
 // $1 an array of waiters
 const moveSQL = `WITH job AS (
@@ -226,7 +227,7 @@ const moveSQL = `WITH job AS (
 UPDATE {river}river_job j SET scheduled_at = job.due,
 	state = CASE WHEN job.near THEN 'available' ELSE 'scheduled' END::{river}river_job_state,
 	metadata = CASE WHEN job.ticket IS NULL THEN j.metadata
-		ELSE jsonb_set(j.metadata, '{weir}'::text[], job.ticket) END
+		ELSE j.metadata || pg_catalog.jsonb_build_object('weir', job.ticket) END
 FROM job WHERE j.id = job.id`
 
 // Move moves waiting jobs to where they are due, the first ones before the others. Outside a

@@ -239,10 +239,27 @@ func Of(job *rivertype.JobRow) (t Ticket, found bool) {
 		Weir *Ticket `json:"weir"`
 	}
 	if !bytes.Contains(job.Metadata, []byte(`"`+Key+`"`)) ||
-		json.Unmarshal(job.Metadata, &m) != nil || m.Weir == nil {
+		json.Unmarshal(noted(job.Metadata), &m) != nil || m.Weir == nil {
 		return Ticket{}, false
 	}
 	return *m.Weir, true
+}
+
+// noted is the object that has the ticket. River makes an array of metadata that is no object, and
+// appends to it what it notes. So the last one there counts. Statements do not find it, so rounds
+// leave such a job where it is.
+func noted(metadata []byte) []byte {
+	var all []json.RawMessage
+	if !bytes.HasPrefix(metadata, []byte("[")) || json.Unmarshal(metadata, &all) != nil {
+		return metadata
+	}
+	for _, one := range slices.Backward(all) {
+		var m map[string]json.RawMessage
+		if json.Unmarshal(one, &m) == nil && m[Key] != nil {
+			return one
+		}
+	}
+	return metadata
 }
 
 // Into adds the ticket to the metadata that a caller gives its job.
@@ -260,6 +277,24 @@ func (t *Ticket) Into(metadata []byte) ([]byte, error) {
 	}
 	all[Key] = own
 	return json.Marshal(all)
+}
+
+// Onto adds the ticket to the metadata of a job that is inserted already: where that is no object,
+// as River does.
+func (t *Ticket) Onto(metadata []byte) ([]byte, error) {
+	b, err := t.Into(metadata)
+	if err == nil {
+		return b, nil
+	}
+	own, err := t.Into(nil)
+	if err != nil {
+		return nil, err
+	}
+	var all []json.RawMessage
+	if json.Unmarshal(metadata, &all) != nil {
+		all = []json.RawMessage{metadata}
+	}
+	return json.Marshal(append(all, own))
 }
 
 // Pacing is how jobs that become due together are spread.

@@ -3,8 +3,10 @@ package ticket
 import (
 	"encoding/json"
 	"reflect"
+	"strings"
 	"testing"
 
+	"github.com/riverqueue/river/rivertype"
 	"pgregory.net/rapid"
 
 	"github.com/weir-go/weir/ratelimit"
@@ -79,6 +81,37 @@ func TestMetadataThatIsNoObjectIsRefused(t *testing.T) {
 	}
 	if b, err := k.Into([]byte("null")); err != nil || string(b) != `{"weir":{"more":"{\"v\":1}"}}` {
 		t.Errorf("%s (%v)", b, err)
+	}
+}
+
+// River appends what it notes about a job to metadata that is no object. The last ticket counts.
+func TestATicketIsFoundInAnArray(t *testing.T) {
+	t.Parallel()
+	for _, own := range []string{`[]`, `[null]`, `1`, `"weir"`, `[{"weir": 1}]`, `[[{"weir": {"more": ""}}]]`} {
+		metadata := []byte(own)
+		for _, due := range []int64{1, 2} {
+			k := Ticket{Version: Version, Due: due}
+			var err error
+			if metadata, err = k.Onto(metadata); err != nil {
+				t.Fatal(err)
+			}
+			for _, of := range []string{string(metadata), strings.TrimSuffix(string(metadata), "]") + `, {"snoozes": 1}, "weir"]`} {
+				got, found := Of(&rivertype.JobRow{Metadata: []byte(of)})
+				if !found || !reflect.DeepEqual(got, k) {
+					t.Errorf("%s reads as %+v, want %+v", of, got, k)
+				}
+			}
+		}
+		gone := strings.TrimSuffix(string(metadata), "]") + `, {"weir": null}]`
+		if got, found := Of(&rivertype.JobRow{Metadata: []byte(gone)}); found {
+			t.Errorf("%s reads as %+v, want none", gone, got)
+		}
+	}
+	k := Ticket{Version: Version, Due: 1}
+	for _, own := range []string{``, `null`, `{}`} {
+		if b, err := k.Onto([]byte(own)); err != nil || b[0] != '{' {
+			t.Errorf("%s becomes %s, %v", own, b, err)
+		}
 	}
 }
 
