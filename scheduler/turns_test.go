@@ -332,6 +332,47 @@ func TestNothingIsGrantedWhileGrantedWorkWaitsForAWorker(t *testing.T) {
 	}
 }
 
+// While nobody works a queue, as it is paused for example, a tenant's jobs of other queues have their
+// turns. Its own jobs go on in their order when somebody does.
+func TestAQueueThatNobodyWorksHoldsUpNoOtherQueueOfItsTenant(t *testing.T) {
+	t.Parallel()
+	limit := store(t, 1000)
+	s := steppedLines(t, scheduler.Line{Limit: limit})
+	const n = 20
+	s.wait(scheduler.Tenant{Key: "t"}, n, &river.InsertOpts{Queue: "stopped"}, limit.Global())
+	s.wait(scheduler.Tenant{Key: "t"}, n, nil, limit.Global())
+	var stopped, others []int
+	work := func(all bool) {
+		s.round()
+		for _, g := range s.granted() {
+			switch {
+			case g.n > n:
+				others = append(others, g.n)
+				s.end(g.id)
+			case all:
+				stopped = append(stopped, g.n)
+				s.end(g.id)
+			}
+		}
+	}
+	for range 10 * n {
+		work(false)
+	}
+	if got := s.granted(); len(got) != 2 {
+		t.Errorf("%v of the queue that nobody works are granted, want two", numbers(got))
+	}
+	for range 10 * n {
+		if len(stopped) < n {
+			work(true)
+		}
+	}
+	for i := range n {
+		if len(stopped) != n || len(others) != n || stopped[i] != i+1 || others[i] != n+i+1 {
+			t.Fatalf("granted in the order %v and, of the other queue, %v", stopped, others)
+		}
+	}
+}
+
 // Granted jobs that were put off, by another limit for example, wait for no worker.
 func TestGrantedWorkThatIsPutOffHoldsUpNobody(t *testing.T) {
 	t.Parallel()

@@ -77,7 +77,12 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 			return // until there are as many
 		case b.n > 1 && (b.due >= enough || b.late && b.all >= enough):
 			g.scarce = true
-			q.Out = true
+			for len(q.jobs) > 0 && q.jobs[0].queue == c.queue {
+				q.jobs = q.jobs[1:]
+			}
+			if q.Out = len(q.jobs) == 0; !q.Out { // those of other queues may have workers
+				g.head(q)
+			}
 			continue
 		case g.lacks(c, has) != (ticket.Row{}):
 			q.Out = true

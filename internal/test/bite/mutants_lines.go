@@ -76,6 +76,8 @@ var ofTheLines = []mutant{
 		`"scheduled", "running", "retryable", "pending":`, `"scheduled":`, "WhoLeavesTheLine", jobs, false},
 	{"grant: however much waits for workers", "internal/jobs/fairline/take.go",
 		"case b.n > 1 && (", "case false && (", "WaitsForAWorker", jobs, false},
+	{"grant: a queue without workers holds up the tenant's other queues", "internal/jobs/fairline/take.go",
+		"if q.Out = len(q.jobs) == 0; !q.Out {", "if q.Out = true; !q.Out {", "HoldsUpNoOtherQueue", jobs, false},
 	{"grant: nothing is left to others", "internal/jobs/fairline/grant.go",
 		"left = min(left, g.limit.Value-g.line.Leave)", "_ = left", "OthersCount", jobs, false},
 	{"grant: what others take is not counted", "internal/jobs/fairline/grant.go",
