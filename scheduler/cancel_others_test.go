@@ -56,6 +56,39 @@ func TestJobsThatAreCancelledOrDeletedByOthersGiveBackWhatTheyTook(t *testing.T)
 	}
 }
 
+// Between two looks for jobs that have gone, a round can move a job up. The job is worked then, and
+// deleted, before the time at which it was due when a round last looked.
+func TestAJobThatWasWorkedAndThenDeletedKeepsWhatItTook(t *testing.T) {
+	t.Parallel()
+	const n = 120
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("workedAndDeleted",
+		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+	settles := j.settles(func(int) ratelimit.Request { return limit.For("k").Count(0) })
+	j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+		if job.Args.N%2 == 0 {
+			return settles(ctx, job) // it has used nothing: those behind it are moved up
+		}
+		return nil
+	}
+	client := j.client(t, sched)
+	f.insertTogether(t, sched.Jobs(client), n, limit.For("k").OrReserve())
+	const deleteSQL = `DELETE FROM river_job WHERE state = 'completed' AND (args->>'n')::int % 2 = 1`
+	deleted := 0
+	eventually(t, "every second job is deleted", func() bool {
+		tag, err := f.pool.Exec(t.Context(), deleteSQL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		deleted += int(tag.RowsAffected())
+		return deleted == n/2
+	})
+	f.seen(t)
+	if got := f.settlements(t); got != n/2 {
+		t.Errorf("%d settlements, want only those of the %d workers that settle", got, n/2)
+	}
+}
+
 // Metadata is anybody's: a due time that is no time is no ticket, and keeps nobody from looking
 // after the others.
 func TestOddMetadataHoldsUpNothing(t *testing.T) {

@@ -12,6 +12,7 @@
 package rounds
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -297,6 +298,18 @@ func (w *watch) args() []any {
 	return []any{w.from, w.id, slices.AppendSeq([]int64{}, maps.Keys(w.known))}
 }
 
+// update has what is remembered of the jobs that wait say when they are due by now. One that has
+// been moved up may start, and be deleted, before the next look.
+func (w *watch) update(next []*riverjob.Waiter) {
+	now := make(map[int64]*riverjob.Waiter, len(next))
+	for _, n := range next {
+		now[n.ID] = n
+	}
+	for i, s := range w.seen {
+		w.seen[i] = cmp.Or(now[s.ID], s)
+	}
+}
+
 // findGone gives back what jobs had taken that were cancelled or deleted by others before they
 // started, and remembers the gaps that cancelled jobs have left. next are the next jobs that wait,
 // found are those that were cancelled.
@@ -305,6 +318,7 @@ func (r *Rounds) findGone(
 ) error {
 	w := &r.watch
 	if !w.isDue(c.Answered) {
+		w.update(next)
 		return nil
 	}
 	if w.last = c.Answered; w.known == nil || len(w.known) > mostGone { // then those behind stay

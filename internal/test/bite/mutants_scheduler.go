@@ -153,6 +153,8 @@ var ofTheScheduler = []mutant{
 		"WHERE state OPERATOR(pg_catalog.=) 'cancelled' AND (finalized_at", "WHERE false AND (finalized_at", "CancelledOrDeletedByOthers", jobs, false},
 	{"cancel: deleted, it keeps what it took", "internal/jobs/rounds/rounds.go",
 		"if w.seen = next; len(missing) == 0 {", "if w.seen = nil; len(missing) == 0 {", "CancelledOrDeletedByOthers", jobs, false},
+	{"cancel: moved up, worked and deleted, it gives back what it took", "internal/jobs/rounds/rounds.go",
+		"		w.update(next)\n", "", "WorkedAndThenDeleted", jobs, false},
 	{"cancel: those behind stay", "internal/jobs/ticket/ticket.go",
 		"takes[i].MoveUp(left.take.Count), true", "takes[i].MoveUp(0), true", "ACancelledJobGives", jobs, false},
 	{"cancel: those behind move, and do not know", "internal/jobs/riverjob/store.go",
