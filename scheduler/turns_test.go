@@ -265,6 +265,43 @@ func TestATenantWhoseOwnLimitIsOutIsPassedOver(t *testing.T) {
 	}
 }
 
+// Jobs of a tenant that can never be taken together hold up no other tenant: together they would
+// leave less than their Leave, or ask for more than the capacity of their rule, although there is
+// more according to the rule of another job.
+func TestJobsThatCannotBeTakenTogetherHoldUpNoLine(t *testing.T) {
+	t.Parallel()
+	rule := func(capacity float64) ratelimit.TokenBucket {
+		return ratelimit.TokenBucket{Rate: 1e-3, Period: time.Hour, Capacity: &capacity}
+	}
+	for name, want := range map[string]float64{"Leave": 5, "Rules": 10} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			limit := ratelimit.MustDefine(t.Name(), ratelimit.TokenBucket{Rate: 1000, Period: time.Second,
+				MaxReserved: ratelimit.Tokens(100)}) // enough for all of them at once
+			own := ratelimit.MustDefine(t.Name()+" own", rule(10))
+			s := steppedLines(t, scheduler.Line{Limit: limit})
+			asked := own.For("k")
+			if name == "Leave" {
+				asked = asked.Leave(5)
+			}
+			empty := own.For("empty")
+			if _, err := s.limiter.Autocommit(s.pool).RateLimit(t.Context(), empty.Count(10)); err != nil {
+				t.Fatal(err)
+			}
+			s.wait(scheduler.Tenant{Key: "passed over"}, 1, nil, limit.Global(), empty, own.For("k").Rule(rule(1000)))
+			s.wait(scheduler.Tenant{Key: "polite"}, 20, nil, limit.Global(), asked)
+			s.wait(scheduler.Tenant{Key: "z"}, 20, nil, limit.Global())
+			got := had{}
+			for range 5 {
+				got.add(s.step())
+			}
+			if got["polite"] != want || got["z"] != 20 {
+				t.Errorf("granted: %v, want %v jobs of the one and 20 of the other", got, want)
+			}
+		})
+	}
+}
+
 // Jobs that are cancelled or deleted leave the line; one that runs, or waits for a retry, keeps its
 // place.
 func TestWhoLeavesTheLineAndWhoKeepsTheirPlace(t *testing.T) {

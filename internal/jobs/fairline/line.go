@@ -226,7 +226,7 @@ func (all Lines) List(
 // waiting says why a job that was chosen has its place.
 func (g *grant) waiting(c *contender) Waiting {
 	w := Waiting{ID: c.Job, For: g.of, Tenant: c.Tenant, Place: c.nr, Charged: c.from}
-	if of := g.lacks(c, g.has); of != (ticket.Row{}) {
+	if of := g.lacks(c, nil); of != (ticket.Row{}) {
 		w.For, w.PassedOver = of, true
 	}
 	return w

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -52,7 +53,8 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 		copied := *q
 		g.tenants = append(g.tenants, &copied)
 	}
-	used, has, busy, kinds := 0.0, maps.Clone(g.has), maps.Clone(g.busy), map[ticket.Row]string{}
+	used, busy := 0.0, maps.Clone(g.busy)
+	asked, kinds := map[ticket.Row]float64{}, map[ticket.Row]string{}
 	for _, q := range g.tenants {
 		g.head(q)
 	}
@@ -84,7 +86,7 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 				g.head(q)
 			}
 			continue
-		case g.lacks(c, has) != (ticket.Row{}):
+		case g.lacks(c, asked) != (ticket.Row{}):
 			q.Out = true
 			continue
 		case !c.agrees(kinds):
@@ -94,7 +96,7 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 		for i, r := range c.requests {
 			of := ticket.RowOf(r)
 			kinds[of] = c.kinds[i]
-			has[of] -= r.N()
+			asked[of] += r.N()
 		}
 		used += c.Cost
 		b.n, b.all = b.n+1, b.all+c.Cost
@@ -145,14 +147,29 @@ func (g *grant) next() (*queue, []*turn.Tenant) {
 	return nil, all
 }
 
-// lacks is another limit of a job that has too few tokens for it, if there is one.
-func (g *grant) lacks(c *contender, has map[ticket.Row]float64) ticket.Row {
+// lacks is another limit of a job that has too few tokens for it, if there is one. asked is what
+// the jobs chosen before it ask of each limit: all of them take together.
+func (g *grant) lacks(c *contender, asked map[ticket.Row]float64) ticket.Row {
 	for _, r := range c.requests {
-		if of := ticket.RowOf(r); of != g.of && (g.out[of] || has[of] < r.N()) {
+		of := ticket.RowOf(r)
+		if of != g.of && (g.out[of] || !g.covers(r.Count(asked[of]+r.N()))) {
 			return of
 		}
 	}
 	return ticket.Row{}
+}
+
+// covers reports whether a limit has enough for a request, and leaves its Leave. For a request that
+// the limit can never grant, the take would return an error, and the line would grant nothing.
+func (g *grant) covers(r ratelimit.Request) bool {
+	has := g.has[ticket.RowOf(r)]
+	if math.IsInf(has, 1) {
+		return true // a shadow
+	}
+	res, _, err := ratelimit.Foretell(g.now, func(string, string) ratelimit.State {
+		return ratelimit.State{Value: has, TS: g.now}
+	}, r)
+	return err == nil && res.OK
 }
 
 // agrees says that what a job asks for can be asked for together with what others do.
