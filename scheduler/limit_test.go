@@ -224,6 +224,33 @@ func TestALimitedWorkerWhoseLineIsFull(t *testing.T) {
 	}
 }
 
+// A job that InsertTx has reserved, and that waits for room in the line of its worker's limit, is
+// not brought forward by rounds: its own tokens came long before.
+func TestAReservedJobWaitsForRoomInTheLine(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	reserved := ratelimit.MustDefine("reservedForRoom",
+		ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+	full := ratelimit.MustDefine("noRoom", ratelimit.TokenBucket{Rate: 1, Period: time.Hour,
+		Capacity: ratelimit.Tokens(1), MaxReserved: ratelimit.Tokens(0)})
+	j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{full.Global()} })
+	jobs := sched.Jobs(j.client(t, sched))
+	f.insertBy(t, jobs, sendArgs{0}, reserved.Global().OrReserve())
+	j.await(t, 1)
+	id := f.insertBy(t, jobs, sendArgs{1}, reserved.Global().OrReserve()).Job.Job.ID
+	var before int
+	eventually(t, "it is put off until there is room", func() bool {
+		job := f.job(t, id)
+		before = woken(t, job)
+		return job.State == rivertype.JobStateScheduled && time.Until(job.ScheduledAt) > 30*time.Minute
+	})
+	f.seen(t)
+	if job := f.job(t, id); woken(t, job) != before || time.Until(job.ScheduledAt) < 30*time.Minute {
+		t.Errorf("it was put off %d times, and then %d times; it is due at %v",
+			before, woken(t, job)-before, job.ScheduledAt)
+	}
+}
+
 func TestALimitedWorkerSaysWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})

@@ -46,6 +46,7 @@ func Take(
 		v.at.clear(v.job, of)
 	}
 	if !v.res.OK { // beyond MaxReserved
+		v.usedUp(&v.Ticket, v.used) // its tokens came: by their time, rounds would bring it forward
 		return v.putOff(ctx, v.res.RetryAt)
 	}
 	v.Ticket, v.paid, v.used = v.at.Pacing.Ticket(&v.res, v.Attempt, true), true, false

@@ -187,6 +187,8 @@ var ofTheScheduler = []mutant{
 		"	if v == nil || v.paid {\n", "	if v == nil {\n", "PausedAttempt", jobs, false},
 	{"limit: a job whose metadata is no object pays at each start", "internal/jobs/ticket/ticket.go",
 		"if !bytes.HasPrefix(metadata, []byte(\"[\")) ||", "if len(metadata) > 0 ||", "FoundInAnArray", []string{"./internal/jobs/ticket"}, false},
+	{"limit: without room, a reserved job is brought forward", "internal/jobs/attempt/pay.go",
+		"		v.usedUp(&v.Ticket, v.used) //", "		//", "WaitsForRoomInTheLine", jobs, false},
 	{"backlog: it stays in front of other keys", "internal/jobs/attempt/pay.go",
 		"		v.at.clear(v.job, of)\n", "		_ = of\n", "ABacklogLeaves", jobs, false},
 	{"backlog: it is reserved out of its order", "internal/jobs/riverjob/store.go",
