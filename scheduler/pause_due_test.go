@@ -83,3 +83,43 @@ func TestAPauseHoldsUpARetry(t *testing.T) {
 		})
 	}
 }
+
+// A retry that has paid for all attempts waits only for the end of a pause, and so comes forward when
+// the pause is ended. One that is deleted meanwhile has used what it paid for.
+func TestResumeBringsForwardARetryThatHasPaid(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	j.work = func(_ context.Context, job *river.Job[sendArgs]) error {
+		if job.Attempt > 1 {
+			return nil
+		}
+		j.await(t, 2) // both have begun before the pause
+		return errors.Join(errors.New("once more"),
+			f.limiter.Autocommit(f.pool).Pause(context.Background(), time.Hour, budget.For("k")))
+	}
+	jobs := sched.Jobs(j.client(t, sched))
+	var params []scheduler.InsertManyParams
+	for i := range 2 {
+		params = append(params, scheduler.InsertManyParams{Args: sendArgs{payer(scheduler.PerJob) + i},
+			Requests: []ratelimit.Request{budget.For("k").Count(100)}})
+	}
+	in, err := jobs.InsertMany(t.Context(), f.pool, params)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the pause puts the retries off", func() bool {
+		return f.count(t, `state = 'scheduled' AND scheduled_at > now() + interval '30 min'`) == 2
+	})
+	f.seen(t)
+	if _, err := f.client.JobDelete(t.Context(), in.Jobs[0].Job.Job.ID); err != nil {
+		t.Fatal(err)
+	}
+	f.seen(t)
+	if err := f.limiter.Autocommit(f.pool).Resume(t.Context(), budget.For("k")); err != nil {
+		t.Fatal(err)
+	}
+	if s := j.await(t, 3)[2]; s.id != in.Jobs[1].Job.Job.ID || s.attempt != 2 {
+		t.Errorf("%+v, want attempt 2 of the job that was not deleted", s)
+	}
+	f.wantLeft(t, budget.For("k"), 800)
+}

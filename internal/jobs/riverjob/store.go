@@ -135,8 +135,10 @@ func waiters(all *[]*Waiter) (each func(), columns []any) {
 	var raw []byte
 	return func() {
 		read := w
-		err := json.Unmarshal(raw, &read.Ticket)
-		read.Valid = err == nil && read.Ticket.IsFor(w.Attempt)
+		if json.Unmarshal(raw, &read.Ticket) != nil {
+			read.Ticket = ticket.Ticket{}
+		}
+		read.Valid = read.Ticket.IsFor(w.Attempt)
 		*all = append(*all, &read)
 	}, []any{&w.ID, &w.Attempt, &w.State, &w.At, &raw}
 }

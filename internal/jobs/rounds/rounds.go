@@ -140,7 +140,7 @@ func (r *Rounds) lookAfter(ctx context.Context) error {
 			return err
 		}
 	}
-	next := riverjob.Valid(s.next)
+	next := waiting(s.next)
 	jobs := next
 	if len(s.next) == mostNext && began.Sub(r.walked) >= riverjob.RoundEvery {
 		r.walked = began
@@ -168,7 +168,14 @@ func (r *Rounds) walkBehind(
 	if r.after = nil; len(all) == mostBehind {
 		r.after = all[mostBehind-1]
 	}
-	return riverjob.Valid(all), err
+	return waiting(all), err
+}
+
+// waiting are those of the jobs that wait for what their tickets say.
+func waiting(all []*riverjob.Waiter) []*riverjob.Waiter {
+	return slices.DeleteFunc(slices.Clone(all), func(w *riverjob.Waiter) bool {
+		return !w.Ticket.Waits(w.Attempt)
+	})
 }
 
 // arrange moves the jobs whose time has changed and is near, and has those woken that are due
@@ -194,7 +201,7 @@ func (r *Rounds) arrange(ctx context.Context, jobs []*riverjob.Waiter) error {
 			put = ticket.Latest(now, last.put.Add(due.Sub(last.due)))
 		}
 		// Nor all that a pause has put off, when it is over: they belong nowhere.
-		if (t.On != nil || !t.Ahead()) && !due.After(now) {
+		if (t.On != nil || t.Used || !t.Ahead()) && !due.After(now) {
 			put = now.Add(t.Delay())
 		}
 		gain := w.At.Sub(put)
@@ -209,8 +216,9 @@ func (r *Rounds) arrange(ctx context.Context, jobs []*riverjob.Waiter) error {
 		case w.Redefined,
 			gain > max(enough, put.Sub(now)/4) && put.Sub(now) < nearby,
 			due.Sub(ticket.Latest(w.At, now)) > later && w.At.Sub(now) < nearby:
-			w.Due = put
-			r.lines[of] = placing{put, due}
+			if w.Due = put; !t.Used { // else it has no place there
+				r.lines[of] = placing{put, due}
+			}
 		}
 		if !w.Due.Equal(w.At) || w.State == "scheduled" && i < riverjob.MostAvailable &&
 			w.At.Sub(now) < riverjob.Horizon {

@@ -88,6 +88,12 @@ func (t *Ticket) IsFor(attempts int) bool {
 	return t.Known() && t.Attempt == attempts && !t.Used
 }
 
+// Waits reports whether a job that has made so many attempts waits for what the ticket says: for
+// its tokens, or for the end of a pause if it has paid for all attempts.
+func (t *Ticket) Waits(attempts int) bool {
+	return t.IsFor(attempts) || t.Known() && t.Attempt == attempts && t.Pays == PerJob
+}
+
 // DueAt is Due as a time.
 func (t *Ticket) DueAt() time.Time { return time.UnixMicro(t.Due).UTC() }
 
@@ -222,8 +228,8 @@ func (t *Ticket) Reckon(
 			if bunch {
 				paced = run
 			}
-			if at = paced.Add(t.Delay()); t.Used { // its tokens came before
-				at = line.PausedUntil
+			if !t.Used { // else its tokens came before
+				at = paced.Add(t.Delay())
 			}
 		}
 		if at.After(due) {
