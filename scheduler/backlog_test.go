@@ -11,6 +11,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
 )
 
 // One customer's backlog does not stand in front of another's jobs, and costs little while it
@@ -153,6 +154,38 @@ func TestABacklogOfJobsWithSeveralLimits(t *testing.T) {
 		eventually(t, "it is completed", func() bool { return f.job(t, s.id).State == rivertype.JobStateCompleted })
 	}
 	f.wantLeft(t, all.Global(), 1000-2*n) // once for each, also for one that was late
+}
+
+// A backlog that is moved along leaves jobs that InsertTx or QueueTx has inserted to their own
+// starts: there one that is late pays anew, and one that was retried by hand goes back in line.
+func TestABacklogLeavesReservedAndQueuedJobsAlone(t *testing.T) {
+	t.Parallel()
+	line := store(t, 1)
+	f, sched, j := queuing(t, scheduler.Line{Limit: line})
+	reserved := ratelimit.MustDefine("besideABacklog", ratelimit.TokenBucket{Rate: 1, Period: time.Second})
+	out := ratelimit.MustDefine("outForAnHour",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(1)})
+	j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{out.Global()} })
+	if _, err := f.limiter.Autocommit(f.pool).RateLimit(t.Context(), line.Global().Count(50).OrReserve()); err != nil {
+		t.Fatal(err)
+	}
+	f.enqueue(t, 0, 1, 2, 3, 4)
+	jobs := sched.Jobs(f.client)
+	f.insertBy(t, jobs, sendArgs{100}, reserved.For("k"))
+	queued := f.queue(t, queueing(101, line.Global()))[0].Job.ID
+	if _, err := f.client.JobRetry(t.Context(), queued); err != nil {
+		t.Fatal(err)
+	}
+	j.client(t, sched, oneWorker)
+	eventually(t, "one has started, and all others wait", func() bool {
+		return f.count(t, `state = 'scheduled'`) == 6
+	})
+	if n := f.count(t, `args->>'n' IN ('100', '101') AND metadata->>'snoozes' = '1'`); n != 2 {
+		t.Errorf("%d of the two jobs were put off at their own starts", n)
+	}
+	if at := f.job(t, queued).ScheduledAt; at.Year() < 2199 || f.inLine(t) != 1 {
+		t.Errorf("the queued job is due at %v, with %d rows in line", at, f.inLine(t))
+	}
 }
 
 // What the requests function cannot read is left to the worker, which then fails.

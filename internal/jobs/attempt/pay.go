@@ -161,8 +161,10 @@ func (a *Attempts) clear(job *rivertype.JobRow,
 		return a.EachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) (err error) {
 			groups := map[string][]backlogged{} // by what they take from
 			for _, job := range jobs {
-				if t, ok := ticket.Of(job); ok && (!t.Known() || t.Paid && t.IsFor(job.Attempt)) {
-					continue // it has its place, or may have
+				// A ticket says where the job belongs, except one that an attempt of a limited worker
+				// has used.
+				if t, ok := ticket.Of(job); ok && !(t.Known() && t.Paid && !t.IsFor(job.Attempt)) {
+					continue
 				}
 				if rs := requests(job); len(rs) > 0 {
 					of := fmt.Sprintf("%q", ticket.RowsOf(rs))
