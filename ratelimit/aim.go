@@ -44,7 +44,10 @@ func (h *holds) add(aims []aim, seen []*spread.Whole, before time.Duration) {
 	for i := range aims {
 		a, w := &aims[i], seen[i]
 		for _, s := range a.sent {
+			// The only row of a limit is locked, granted or not. So may be the row of a former
+			// layout, and the rows of the present one come after it.
 			if s.whole == nil || a.layout != w.Layout {
+				h.upTo(s.c.Row)
 				continue
 			}
 			if s.found {

@@ -75,8 +75,8 @@ type Option func(*definition)
 //     are taking it: tokens that no shard has alone are gathered from several, by one caller at a
 //     time. RetryAt is exact if nobody else calls. A call that loses to others is denied, with a
 //     RetryAt that is at most 100 ms ahead. The same can happen to a call in a transaction that
-//     has already sent other statements, if others have emptied a shard and this process does not
-//     know it yet: to avoid deadlocks, the call cannot try every shard.
+//     InTx has not begun, or that has already sent other statements, if others have emptied a shard
+//     and this process does not know it yet: to avoid deadlocks, the call cannot try every shard.
 //
 // These differ:
 //

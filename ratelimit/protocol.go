@@ -34,13 +34,14 @@ const rounds = 3
 
 // rateLimit takes from all calls, or from none.
 func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call) (Result, error) {
-	if x.alone() {
+	first := x.alone()
+	if first {
 		if res, ok := l.recall(calls); ok {
 			return res, nil
 		}
 	}
 	if l.sharded(calls) {
-		return l.rateLimitShards(ctx, x, calls)
+		return l.rateLimitShards(ctx, x, calls, first, nil)
 	}
 	looked := x.fresh() && l.expected(calls)
 	for round := 1; ; round++ {
@@ -50,7 +51,7 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call) (Resu
 				return res, err
 			}
 			if l.sharded(calls) {
-				return l.rateLimitShards(ctx, x, calls)
+				return l.rateLimitShards(ctx, x, calls, first, nil)
 			}
 		}
 		takes := forEach(calls, l.takeOf)
@@ -67,7 +68,7 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call) (Resu
 		}
 		res, closed, err := l.denied(ctx, x, takes, calls)
 		if closed {
-			return l.rateLimitShards(ctx, x, calls)
+			return l.rateLimitShards(ctx, x, calls, first, takes)
 		}
 		if err != nil || !res.OK {
 			return res, err

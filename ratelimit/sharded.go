@@ -38,19 +38,31 @@ func (l *Limiter) sharded(calls []call) bool {
 	return false
 }
 
-func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call) (Result, error) {
+// rateLimitShards is rateLimit for limits with shards. With first, nothing but this call has sent
+// anything in the transaction. met is the takes with which rateLimit has found that a limit has
+// shards; they were given back, and their rows are locked.
+func (l *Limiter) rateLimitShards(
+	ctx context.Context, x executor, calls []call, first bool, met []*statement,
+) (Result, error) {
 	for i := range calls {
 		calls[i].Most = l.books.Asked(calls[i].Place, calls[i].Count)
 	}
-	first := x.alone()
 	var held holds
 	aims := make([]aim, len(calls))
 	var seen []*spread.Whole
+	var restarted bool
 	var err error
-	if x.fresh() && l.expected(calls) || !l.guess(x, calls, aims) {
-		if seen, err = l.look(ctx, x, calls); err != nil {
-			return Result{}, err
+	switch {
+	case met != nil:
+		seen, restarted, err = l.lookAgain(ctx, x, nil, calls, first, nil)
+		if !restarted && !x.single {
+			held.upTo(met[len(met)-1].c.Row)
 		}
+	case x.fresh() && l.expected(calls) || !l.guess(x, calls, aims):
+		seen, err = l.look(ctx, x, calls)
+	}
+	if err != nil {
+		return Result{}, err
 	}
 	for round := 1; ; round++ {
 		if seen != nil {
@@ -94,7 +106,6 @@ func (l *Limiter) rateLimitShards(ctx context.Context, x executor, calls []call)
 			}
 			return Result{}, explain(ctx, failed, "take", calls)
 		}
-		var restarted bool
 		if seen, restarted, err = l.lookAgain(ctx, x, takes, calls, first, failed); err != nil {
 			return Result{}, err
 		}
