@@ -23,7 +23,7 @@ import (
 // at once and the later ones wait. Each Result has its own [Reservation].
 //
 // The number of round trips does not depend on the number of calls, except that each limit and key
-// of [Shadow] limits with [Shards] costs one more.
+// of [Shadow] limits with [Shards] costs up to three more.
 //
 // all is the decision over the whole batch. If it is a denial, nothing was taken, each is nil, and
 // all names the limit and key whose tokens come last. Otherwise its RunAt is when the last call may
@@ -126,13 +126,13 @@ func (l *Limiter) rateLimitMany(
 }
 
 // shadowsTogether is beside for the shadows of a batch: one trip takes for all of them, and a
-// second one looks at those that did not grant. It records their Outcomes in res, and moves its At.
-// If the batch was denied, their Outcomes have only names.
+// second one looks at those that did not grant. A shadow with shards is decided by itself when it
+// is its turn in the order of locks, so those before it and after it take separate trips. It records
+// their Outcomes in res, and moves its At. If the batch was denied, their Outcomes have only names.
 func (l *Limiter) shadowsTogether(
 	ctx context.Context, x executor, shadows []call, res *Result,
 ) error {
-	alone := func(c *call) error {
-		r, err := l.rateLimit(ctx, x, []call{*c})
+	decided := func(c *call, r Result, err error) error {
 		if err == nil {
 			res.put(c, r.Outcomes[c.indexes[0]])
 			res.At = later(res.At, r.At)
@@ -140,40 +140,52 @@ func (l *Limiter) shadowsTogether(
 		return err
 	}
 	var together []call
+	take := func() error {
+		if len(together) == 0 {
+			return nil
+		}
+		again, takes, err := l.takeOrLook(ctx, x, together, res)
+		if err != nil {
+			return err
+		}
+		for _, c := range again {
+			r, err := l.rateLimitShards(ctx, x, []call{*c}, false, takes)
+			if err := decided(c, r, err); err != nil {
+				return err
+			}
+		}
+		together = nil
+		return nil
+	}
 	for i := range shadows {
 		c := &shadows[i]
 		res.put(c, Outcome{Limit: c.Name, Key: c.Key, OK: !c.never, Shadow: true})
 		switch {
 		case !res.OK || c.never:
 		case l.sharded(shadows[i : i+1]):
-			if err := alone(c); err != nil {
+			if err := take(); err != nil {
+				return err
+			}
+			r, err := l.rateLimit(ctx, x, []call{*c})
+			if err := decided(c, r, err); err != nil {
 				return err
 			}
 		default:
 			together = append(together, *c)
 		}
 	}
-	if len(together) == 0 {
-		return nil
-	}
-	again, err := l.takeOrLook(ctx, x, together, res)
-	for _, c := range again {
-		if err == nil {
-			err = alone(c)
-		}
-	}
-	return err
+	return take()
 }
 
 // takeOrLook decides calls independently of each other, and records their Outcomes in res. It
-// returns those that it could not decide: limits that have shards now, or that had tokens by the
-// time of the look.
+// returns those that it could not decide, and the takes, whose rows are locked: limits that have
+// shards now, or that had tokens by the time of the look.
 func (l *Limiter) takeOrLook(
 	ctx context.Context, x executor, calls []call, res *Result,
-) (again []*call, err error) {
-	takes := forEach(calls, l.takeOf)
+) (again []*call, takes []*statement, err error) {
+	takes = forEach(calls, l.takeOf)
 	if err := x.run(ctx, takes); err != nil {
-		return nil, explain(ctx, err, "take", calls)
+		return nil, nil, explain(ctx, err, "take", calls)
 	}
 	stamp(takes)
 	var looks []*statement
@@ -190,7 +202,7 @@ func (l *Limiter) takeOrLook(
 	}
 	if len(looks) > 0 {
 		if err := x.run(ctx, looks); err != nil {
-			return nil, explain(ctx, err, "look at", calls)
+			return nil, nil, explain(ctx, err, "look at", calls)
 		}
 	}
 	for _, s := range looks {
@@ -201,7 +213,7 @@ func (l *Limiter) takeOrLook(
 		}
 		note(s.c, v)
 	}
-	return again, nil
+	return again, takes, nil
 }
 
 // readOnly returns r without what settling and giving back need: the Results of the calls have

@@ -1,9 +1,14 @@
 package ratelimit
 
-import "errors"
+import (
+	"errors"
+	"slices"
+
+	"github.com/weir-go/weir/internal/limits/where"
+)
 
 // shadowed is appended to the name of a [Shadow], so that it has its own rows.
-const shadowed = " (shadow)"
+const shadowed = where.Shadowed
 
 // Shadow makes a limit that decides, counts and reports, but never denies, to see what a limit
 // would do before you enforce it. Use it in a call together with limits that are enforced, or
@@ -22,22 +27,13 @@ const shadowed = " (shadow)"
 // committed before the shadow decides.
 func Shadow() Option { return func(d *definition) { d.shadow = true } }
 
-// apart separates the calls of enforced limits from those of shadows.
+// apart separates the calls of enforced limits from those of shadows, which come last.
 func apart(calls []call) (enforced, shadows []call) {
-	for i := range calls {
-		if !calls[i].shadow {
-			continue
-		}
-		for _, c := range calls {
-			if c.shadow {
-				shadows = append(shadows, c)
-			} else {
-				enforced = append(enforced, c)
-			}
-		}
-		return enforced, shadows
+	i := slices.IndexFunc(calls, func(c call) bool { return c.shadow })
+	if i < 0 {
+		return calls, nil
 	}
-	return calls, nil
+	return calls[:i:i], calls[i:]
 }
 
 // beside decides calls with decide: the enforced ones together, and then each shadow by itself.

@@ -1,5 +1,16 @@
 package statements
 
+import (
+	"strconv"
+
+	"github.com/weir-go/weir/internal/limits/where"
+)
+
+// isShadow tells the rows of shadows, which everything locks last.
+func isShadow(name string) string {
+	return `pg_catalog.right(` + name + `, ` + strconv.Itoa(len(where.Shadowed)) + `) = '` + where.Shadowed + `'`
+}
+
 // resetKey is reset for all balances of a key. There are few names of limits, and it finds each
 // with one descent of the index. It locks rows in the order in which all calls lock theirs.
 //
@@ -15,7 +26,7 @@ func (n names) resetKey() string {
 ), held AS MATERIALIZED (
 	SELECT b.name, b.shard FROM names n JOIN ` + n.balance +
 		` b ON b.name = n.name AND b.key = $1::text AND b.shard >= 0 AND b.value > '-Infinity'
-	ORDER BY b.name, b.shard FOR NO KEY UPDATE OF b
+	ORDER BY ` + isShadow(`b.name`) + `, b.name, b.shard FOR NO KEY UPDATE OF b
 )
 UPDATE ` + n.balance + ` b SET value = $2::float8, ts = coalesce($3::timestamptz, clock_timestamp())
 FROM held WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard
@@ -33,7 +44,7 @@ func (n names) resetKeyHere() string {
 ), held AS MATERIALIZED (
 	SELECT name, shard FROM ` + n.balance +
 		` WHERE key = $1::text AND shard >= 0 AND value > '-Infinity'
-	ORDER BY name, shard FOR NO KEY UPDATE
+	ORDER BY ` + isShadow(`name`) + `, name, shard FOR NO KEY UPDATE
 )
 UPDATE ` + n.balance + ` b SET value = $2::float8, ts = c.now
 FROM held, c WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
+	"strings"
 )
 
 // Place is a limit and key: one balance, in one row or in several.
@@ -23,9 +24,18 @@ type Row struct {
 // Of returns the address of a row.
 func Of(name, key string, shard int32) Row { return Row{Place{name, key}, shard} }
 
+// Shadowed ends the names of shadows, and of no other limits.
+const Shadowed = " (shadow)"
+
 // Compare orders rows. Everything that locks rows does so in this order; another order could
-// deadlock.
+// deadlock. The rows of shadows come last: a call takes from them only if the other limits grant.
 func (r *Row) Compare(other *Row) int {
+	if shadow := strings.HasSuffix(r.Name, Shadowed); shadow != strings.HasSuffix(other.Name, Shadowed) {
+		if shadow {
+			return 1
+		}
+		return -1
+	}
 	return cmp.Or(cmp.Compare(r.Name, other.Name), cmp.Compare(r.Key, other.Key),
 		cmp.Compare(r.Shard, other.Shard))
 }
