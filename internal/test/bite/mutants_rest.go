@@ -122,7 +122,7 @@ var ofTheRest = []mutant{
 	{"shadow: a reset of a key locks its rows by their names", "internal/limits/statements/reset_key.go",
 		"isShadow(`b.name`) + `, b.name,", "`b.name,", "LockedLast", whole, true},
 	{"shadow: a batch takes from its shards first", "ratelimit/batch.go",
-		"if err := take(); err != nil {\n\t\t\t\treturn Result{}, err\n\t\t\t}\n", "", "LockedLast", whole, true},
+		"if err := take(); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n", "", "LockedLast", whole, true},
 	{"shadow: counts what was denied", "ratelimit/shadow.go",
 		"if res.OK && !c.never {", "if !c.never {", "NeverDenies", whole, true},
 	{"shadow: delays the work", "ratelimit/reservation.go",
