@@ -30,6 +30,13 @@ func (l *Limiter) lookAgain(
 	ctx context.Context, x executor, takes []*statement, calls []call, first bool, failed error,
 ) (seen []*spread.Whole, restarted bool, err error) {
 	looks := l.looksAtShards(calls)
+	gives := l.gives(takes)
+	if len(gives) > 0 {
+		var cancel context.CancelFunc
+		// otherwise the transaction could go on with only a part of the call taken
+		ctx, cancel = detached(ctx)
+		defer cancel()
+	}
 	if first {
 		restarted, err = x.restart(ctx, looks)
 	}
@@ -37,13 +44,6 @@ func (l *Limiter) lookAgain(
 	case !restarted && failed != nil:
 		return nil, false, explain(ctx, failed, "take", calls)
 	case !restarted && err == nil:
-		gives := l.gives(takes)
-		if len(gives) > 0 {
-			var cancel context.CancelFunc
-			// otherwise the transaction could go on with only a part of the call taken
-			ctx, cancel = detached(ctx)
-			defer cancel()
-		}
 		err = x.run(ctx, append(gives, looks...))
 	}
 	if err != nil {
