@@ -81,3 +81,25 @@ func TestShardsAreTakenAllOrNoneWheneverTheContextEnds(t *testing.T) {
 		})
 	}
 }
+
+// A reservation counts as settled only if its tokens are given back with it.
+func TestAReservationIsSettledAsAWholeWheneverTheContextEnds(t *testing.T) {
+	t.Parallel()
+	pool, e := pgtest.Pool(t), &endsAt{}
+	l := rig.Limiter(t, ratelimit.Config{Clock: e.now})
+	auto := l.Autocommit(pool)
+	k := ratelimit.MustDefine("settled", ratelimit.TokenBucket{Rate: 100, Period: rig.Never}).For("k")
+	for n := int64(1); n < 5; n++ {
+		res := takeOK(t, first(auto.RateLimit(t.Context(), k.Count(5))))
+		var settled bool
+		err := e.during(t, l, pool, pgx.ReadCommitted, n, func(ctx context.Context, tx pgx.Tx) (err error) {
+			settled, err = l.Settle(ctx, tx, res.Reservation(), k.Count(0))
+			return err
+		})
+		again, failed := auto.Settle(t.Context(), res.Reservation(), k.Count(0))
+		if failed != nil || settled == again || settled != (err == nil) {
+			t.Errorf("reading %d: settled %v (%v), and again %v (%v)", n, settled, err, again, failed)
+		}
+		wantValue(t, l, pool, k, 100)
+	}
+}

@@ -125,6 +125,8 @@ var ofTheRest = []mutant{
 		"if err := take(); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n", "", "LockedLast", whole, true},
 	{"shards: a context that has ended keeps a part of a call", "ratelimit/look_shards.go",
 		"ctx, cancel = detached(ctx)", "ctx, cancel = context.WithCancel(ctx)", "ShardsAreTakenAllOrNone", whole, true},
+	{"settle: a context that has ended settles without giving back", "ratelimit/settle.go",
+		"	ctx, cancel := outlasting(ctx)\n", "	ctx, cancel := context.WithCancel(ctx)\n", "SettledAsAWhole", whole, true},
 	{"shadow: counts what was denied", "ratelimit/shadow.go",
 		"if res.OK && !c.never {", "if !c.never {", "NeverDenies", whole, true},
 	{"shadow: delays the work", "ratelimit/reservation.go",
