@@ -169,6 +169,10 @@ func errNoLimit() error {
 		Want: "one made by Define or MustDefine"}
 }
 
+func (r Request) errWithin() error {
+	return &InvalidError{Limit: r.def.name, Field: "Within", Value: r.within, Want: "0 or more"}
+}
+
 func (r Request) resolve() (call, error) {
 	if r.def == nil {
 		return call{}, errNoLimit()
@@ -193,8 +197,7 @@ func (r Request) resolve() (call, error) {
 	}
 	if r.bounded {
 		if r.within < 0 {
-			return c, &InvalidError{Limit: name, Field: "Within", Value: r.within,
-				Want: "0 or more"}
+			return c, r.errWithin()
 		}
 		c.Bounded, c.Within = true, r.within.Microseconds()
 	}

@@ -36,12 +36,20 @@ func (r Request) MarshalJSON() ([]byte, error) {
 	if r.def == nil {
 		return nil, errNoLimit()
 	}
+	if r.bounded && r.within < 0 {
+		return nil, r.errWithin()
+	}
+	if r.rule != nil { // what no call takes must not become valid as it is rounded
+		if _, err := compileRule(r.def.name, r.rule); err != nil {
+			return nil, err
+		}
+	}
 	w := wireRequest{Limit: r.def.name, Count: r.count, Credit: r.credit, Leave: r.leave}
 	if r.keyed {
 		w.Key = &r.key
 	}
 	switch {
-	case r.bounded && r.within.Microseconds() <= 0:
+	case r.bounded && r.within.Microseconds() == 0:
 		w.Now = true
 	case r.bounded:
 		w.Ahead = r.within.Microseconds()

@@ -45,6 +45,17 @@ func TestARequestGoesThroughJSON(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(p, limit.For("a").Rule(TokenBucket{Rate: 3, Period: time.Hour})) {
 		t.Errorf("a rule by its address is read as %+v (%v)", p, err)
 	}
+	for _, r := range []Request{
+		limit.For("a").Within(-time.Second),
+		limit.For("a").Rule(TokenBucket{Rate: 3, Period: 1500 * time.Nanosecond}),
+		limit.For("a").Rule((*TokenBucket)(nil)),
+		limit.For("a").Rule((*FixedWindow)(nil)),
+	} {
+		_, refused := r.resolve()
+		if _, err := r.MarshalJSON(); refused == nil || !errors.Is(err, ErrInvalid) || err.Error() != refused.Error() {
+			t.Errorf("%v: %v, want the error of each verb: %v", r, err, refused)
+		}
+	}
 	if _, err := json.Marshal(Request{}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("the zero Request: %v, want an error that matches ErrInvalid", err)
 	}

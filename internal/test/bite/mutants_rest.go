@@ -127,6 +127,8 @@ var ofTheRest = []mutant{
 		"ctx, cancel = detached(ctx)", "ctx, cancel = context.WithCancel(ctx)", "ShardsAreTakenAllOrNone", whole, true},
 	{"settle: a context that has ended settles without giving back", "ratelimit/settle.go",
 		"	ctx, cancel := outlasting(ctx)\n", "	ctx, cancel := context.WithCancel(ctx)\n", "SettledAsAWhole", whole, true},
+	{"json: what is refused becomes valid", "ratelimit/request_json.go",
+		"if r.bounded && r.within < 0 {", "if false {", "ThroughJSON", core, true},
 	{"shadow: counts what was denied", "ratelimit/shadow.go",
 		"if res.OK && !c.never {", "if !c.never {", "NeverDenies", whole, true},
 	{"shadow: delays the work", "ratelimit/reservation.go",
