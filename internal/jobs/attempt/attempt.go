@@ -116,7 +116,10 @@ func (a *Attempts) Work(
 // begin returns nil when the job may start, or the error that puts it off.
 func (v *visit) begin(ctx context.Context) error {
 	t := &v.Ticket
-	v.used = t.Used || !v.Valid
+	if v.used = t.Used || !v.Valid; t.Paid && v.used && t.First != nil {
+		*t = *t.First // Limit takes anew, and so may the job
+		v.used = t.Used || t.Attempt != v.Attempt || t.Pays == ticket.PerStart
+	}
 	if t.Seat != nil && t.Seat.Waits {
 		return v.backInLine(ctx)
 	}

@@ -49,7 +49,12 @@ func Take(
 		v.usedUp(&v.Ticket, v.used) // its tokens came: by their time, rounds would bring it forward
 		return v.putOff(ctx, v.res.RetryAt)
 	}
+	first := v.Ticket
+	v.usedUp(&first, v.used)
 	v.Ticket, v.paid, v.used = v.at.Pacing.Ticket(&v.res, v.Attempt, true), true, false
+	if len(first.Taken.Takes) > 0 && !first.Paid {
+		v.Ticket.First = &first
+	}
 	if v.Ticket.Due != 0 {
 		return v.putOff(ctx, v.Ticket.DueAt())
 	}
@@ -162,8 +167,9 @@ func (a *Attempts) clear(job *rivertype.JobRow,
 			groups := map[string][]backlogged{} // by what they take from
 			for _, job := range jobs {
 				// A ticket says where the job belongs, except one that an attempt of a limited worker
-				// has used.
-				if t, ok := ticket.Of(job); ok && !(t.Known() && t.Paid && !t.IsFor(job.Attempt)) {
+				// has used, if the job has taken nothing else.
+				if t, ok := ticket.Of(job); ok &&
+					!(t.Known() && t.Paid && !t.IsFor(job.Attempt) && t.First == nil) {
 					continue
 				}
 				if rs := requests(job); len(rs) > 0 {

@@ -253,14 +253,23 @@ func Free(
 	if err := s.Query(ctx, tx, `SELECT clock_timestamp()`, nil, func() {}, &now); err != nil {
 		return false, err
 	}
-	released, err := s.Limiter.Release(ctx, tx, t.Taken)
-	if err != nil || !released {
-		return false, err
+	some := false
+	for of := t; of != nil; of = of.First {
+		if of.Used {
+			continue
+		}
+		released, err := s.Limiter.Release(ctx, tx, of.Taken)
+		if err == nil && released {
+			some, of.Attempt, of.Gone = true, ticket.GivenBack, now.UnixMicro()
+			err = fairline.Correct(ctx, s, tx.Exec, id, of.Seat, -of.Seat.Charged())
+		}
+		if err != nil {
+			return false, err
+		}
 	}
-	if err := fairline.Correct(ctx, s, tx.Exec, id, t.Seat, -t.Seat.Charged()); err != nil {
-		return false, err
+	if !some {
+		return false, nil
 	}
-	t.Attempt, t.Gone = ticket.GivenBack, now.UnixMicro()
 	b, err := t.MarshalJSON()
 	if err != nil {
 		return false, err

@@ -64,6 +64,9 @@ type Ticket struct {
 	Missed bool  `json:"missed,omitempty"` // its limits could not be read, so it was put off
 	Gone   int64 `json:"gone,omitempty"`   // when what it took was given back
 	Seat   *Seat `json:"seat,omitempty"`   // in a line
+
+	// what InsertTx or QueueTx took, if Limit has taken as well
+	First *Ticket `json:"first,omitempty"`
 }
 
 // Row names a balance: a limit and a key.
@@ -106,14 +109,18 @@ func (t *Ticket) Rows() []Row {
 	for _, k := range t.Taken.Takes {
 		rows = append(rows, Row{k.Limit, k.Key})
 	}
-	return append(rows, t.On...)
+	if rows = append(rows, t.On...); t.First != nil {
+		rows = append(rows, t.First.Rows()...)
+	}
+	return rows
 }
 
 // Lines are the rows by which it is reckoned when the job may start: those that it has taken from,
-// and the limits of its pause.
+// and others that may be paused. The tokens of First have come.
 func (t *Ticket) Lines() []ratelimit.Take {
-	lines := t.Taken.Takes[:len(t.Taken.Takes):len(t.Taken.Takes)]
-	for _, r := range t.On {
+	n := len(t.Taken.Takes)
+	lines := t.Taken.Takes[:n:n]
+	for _, r := range t.Rows()[n:] {
 		lines = append(lines, ratelimit.Take{Limit: r[0], Key: r[1]})
 	}
 	return lines
@@ -373,6 +380,9 @@ func (g Gaps) Left(t *Ticket) {
 			g[of] = append(g[of], gap{t.Gone, k})
 			slices.SortFunc(g[of], func(a, b gap) int { return cmp.Compare(a.at, b.at) })
 		}
+	}
+	if t.First != nil {
+		g.Left(t.First)
 	}
 }
 

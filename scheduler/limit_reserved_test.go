@@ -1,0 +1,98 @@
+package scheduler_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
+)
+
+// reservedAndLimited has two jobs take a token each of what InsertTx asks for, of which 10 exist.
+// One starts at once, and the other one is put off: it waits for the limit of its worker.
+func reservedAndLimited(
+	t *testing.T, name string, period time.Duration, work func(context.Context, *river.Job[sendArgs]) error,
+) (f *fixture, jobs *scheduler.Jobs, j *journal, id int64, reserved, limited ratelimit.Request) {
+	t.Helper()
+	f, sched, j := exact(t)
+	reserved = ratelimit.MustDefine(name+" reserved",
+		ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(10)}).For("k")
+	limited = ratelimit.MustDefine(name+" limited",
+		ratelimit.TokenBucket{Rate: 1, Period: period, Capacity: ratelimit.Tokens(1)}).Global()
+	j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limited} })
+	j.work = work
+	jobs = sched.Jobs(j.client(t, sched))
+	f.insertBy(t, jobs, sendArgs{0}, reserved)
+	j.await(t, 1)
+	return f, jobs, j, f.insertBy(t, jobs, sendArgs{1}, reserved).Job.Job.ID, reserved, limited
+}
+
+// While a job waits for the limit of its worker, it also waits for the pauses of what InsertTx took.
+func TestAJobThatWaitsForItsWorkersLimitWaitsForAPauseOfWhatItReserved(t *testing.T) {
+	t.Parallel()
+	f, _, j, id, reserved, _ := reservedAndLimited(t, t.Name(), 10*time.Second, nil)
+	eventually(t, "it is put off", func() bool { return woken(t, f.job(t, id)) == 1 })
+	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), time.Hour, reserved); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it waits for the end of the pause", func() bool {
+		job := f.job(t, id)
+		return job.State == rivertype.JobStateScheduled && time.Until(job.ScheduledAt) > 30*time.Minute
+	})
+	if n := len(j.await(t, 1)); n != 1 {
+		t.Errorf("%d starts in the pause, want 1", n)
+	}
+	if err := f.limiter.Autocommit(f.pool).Resume(t.Context(), reserved); err != nil {
+		t.Fatal(err)
+	}
+	j.await(t, 2)
+}
+
+// A job that is cancelled while it waits for the limit of its worker gives back all that it took.
+func TestAJobThatIsCancelledGivesBackWhatItReservedAndWhatItsWorkerTook(t *testing.T) {
+	t.Parallel()
+	f, jobs, _, id, reserved, limited := reservedAndLimited(t, t.Name(), never, nil)
+	eventually(t, "it is put off", func() bool { return f.job(t, id).State == rivertype.JobStateScheduled })
+	f.wantLeft(t, reserved, 8)
+	f.wantLeft(t, limited, -1)
+	f.inRC(t, func(tx pgx.Tx) error {
+		_, err := jobs.CancelTx(t.Context(), tx, id)
+		return err
+	})
+	f.wantLeft(t, reserved, 9)
+	f.wantLeft(t, limited, 0)
+}
+
+// A further attempt pays again for what InsertTx took, also if the one before it had to wait for the
+// limit of its worker. A snooze does not.
+func TestARetryOfALimitedWorkerPaysForWhatItReserved(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		first error
+		want  float64
+	}{"Retry": {errors.New("once more"), 7}, "Snooze": {river.JobSnooze(0), 8}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var calls atomic.Int64
+			f, _, j, id, reserved, _ := reservedAndLimited(t, t.Name(), time.Second,
+				func(_ context.Context, job *river.Job[sendArgs]) error {
+					if job.Args.N == 1 && calls.Add(1) == 1 {
+						return c.first
+					}
+					return nil
+				})
+			j.await(t, 3)
+			eventually(t, "it is completed", func() bool {
+				return f.job(t, id).State == rivertype.JobStateCompleted
+			})
+			f.wantLeft(t, reserved, c.want)
+		})
+	}
+}
