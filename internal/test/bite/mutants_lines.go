@@ -89,7 +89,7 @@ var ofTheLines = []mutant{
 	{"charge: the estimate, for ever", "scheduler/settle.go",
 		"return true, fairline.Correct(", "return true, nil\n	return true, fairline.Correct(", "AreChargedWhatTheyUse", jobs, false},
 	{"charge: a cancelled job", "internal/jobs/rounds/rounds.go",
-		"-of.Seat.Charged()", "0*t.Seat.Charged()", "AJobThatIsCancelled", jobs, false},
+		"-of.Seat.Charged()", "0*of.Seat.Charged()", "AJobThatIsCancelled", jobs, false},
 	{"charge: one attempt of several", "internal/jobs/attempt/pay.go",
 		"w.ID, seat, seat.Charged()", "w.ID, seat, 0*seat.Charged()", "ForEachAttempt", jobs, false},
 	{"grant: of one that is denied in part, the takes before stay", "internal/jobs/fairline/take.go",

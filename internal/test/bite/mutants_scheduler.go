@@ -214,7 +214,7 @@ var ofTheScheduler = []mutant{
 	{"backlog: who has reserved or queued gets a place instead", "internal/jobs/attempt/pay.go",
 		"t.Paid && !t.Is", "!t.Paid || !t.Is", "LeavesReservedAndQueued", jobs, false},
 	{"backlog: a ticket of a newer release is replaced", "internal/jobs/attempt/pay.go",
-		"ok && !(t.Known() && ", "ok && !(", "ATicketOfANewer", jobs, false},
+		"ok && !(t.Known() && ", "ok && !(!t.Known() || ", "ATicketOfANewer", jobs, false},
 	{"limit: a job with a newer ticket reserves, and forgets it", "internal/jobs/attempt/pay.go",
 		"= ctx, rs; !v.newer {", "= ctx, rs; true {", "ATicketOfANewer", jobs, false},
 	{"attempt: a put-off replaces a newer ticket", "internal/jobs/attempt/attempt.go",
