@@ -86,3 +86,30 @@ func TestAConnectionThatIsInATransactionIsRefused(t *testing.T) {
 	}
 	wantValue(t, l, pool, k, 10)
 }
+
+// What pgx cannot encode, or Postgres cannot prepare, was not sent: its outcome is known.
+func TestSendBatchTellsOfAnArgumentThatCannotBeSent(t *testing.T) {
+	t.Parallel()
+	pool := written(t)
+	l := rig.Limiter(t, ratelimit.Config{})
+	k := ratelimit.MustDefine("unsent", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
+	for name, queue := range map[string]func(*pgx.Batch){
+		"too large": func(b *pgx.Batch) { b.Queue(`SELECT $1::int4`, int64(1)<<40) },
+		"no value":  func(b *pgx.Batch) { b.Queue(`SELECT $1::int4`, make(chan int)) },
+		"no table":  func(b *pgx.Batch) { b.Queue(`SELECT FROM nowhere`) },
+	} {
+		for range 2 { // the second time the statements are prepared
+			_, err := l.SendBatch(t.Context(), pool, func(b *pgx.Batch) error {
+				b.Queue(`SELECT 1`)
+				queue(b)
+				return nil
+			}, k)
+			if err == nil || errors.Is(err, ratelimit.ErrOutcomeUnknown) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	if s, err := l.Autocommit(pool).Value(t.Context(), k); err != nil || s.Value != 10 {
+		t.Errorf("%v tokens are left, %v; nothing was sent", s.Value, err)
+	}
+}

@@ -242,6 +242,7 @@ func (s *sending) failed(
 	for i := range calls {
 		calls[i].forget()
 	}
+	var unbuilt pgx.ErrPreprocessingBatch
 	switch {
 	case isConflict(err):
 		if take != nil && isLostRow(err) {
@@ -267,7 +268,7 @@ func (s *sending) failed(
 	case isRolledBack(err):
 		rollBack(ctx, conn)
 		return Result{}, fmt.Errorf("ratelimit: batch: %w", hint(err))
-	case !s.begun && !conn.IsClosed(): // pgx has not sent it
+	case !s.begun && (!conn.IsClosed() || errors.As(err, &unbuilt)): // pgx has not sent its COMMIT
 		rollBack(ctx, conn)
 		return Result{}, fmt.Errorf("ratelimit: batch: %w", ended(ctx, err))
 	}
