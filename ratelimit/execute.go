@@ -20,6 +20,7 @@ type executor struct {
 	to       sender
 	stepwise bool         // statements go one by one: if one fails, those before it may be in effect
 	single   bool         // each round trip is a transaction of its own
+	ends     bool         // what it has begun must end: see run
 	attempt  *attempt     // of InTx; nil in a transaction that somebody else began
 	lazy     *lazyTx      // the transaction of that attempt, outside its savepoints; or nil
 	pgx      pgx.Tx       // any other pgx transaction; or nil
@@ -40,8 +41,17 @@ func (x executor) counting(trips *int) executor {
 }
 
 // run runs statements in order. In a pgx transaction they take effect as a whole, or not at all.
+//
+// If a context ends while statements are under way, pgx closes the connection, and with it the
+// transaction. If it ends between two trips, the transaction could go on without the second: with
+// ends, run sends that all the same.
 func (x executor) run(ctx context.Context, statements []*statement) error {
 	x.count()
+	if x.ends && ctx.Err() != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = detached(ctx)
+		defer cancel()
+	}
 	if len(x.before) > 0 {
 		statements = slices.Concat(x.before, statements)
 	}

@@ -131,20 +131,6 @@ func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 }
 
-// outlasting returns a context that ends five seconds after ctx does. It is for the later trips of
-// what must be done as a whole, if they may wait for other transactions.
-func outlasting(ctx context.Context) (context.Context, context.CancelFunc) {
-	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(ctx, func() {
-		t := time.AfterFunc(5*time.Second, cancel)
-		context.AfterFunc(longer, func() { t.Stop() })
-	})
-	return longer, func() {
-		stop()
-		cancel()
-	}
-}
-
 const few = 2
 
 // granted returns the Result if all takes answered with a row.

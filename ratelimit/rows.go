@@ -216,10 +216,7 @@ func (l *Limiter) onRows(
 		if len(left) == 0 {
 			return done, nil
 		}
-		// otherwise the transaction could go on with only a part of the rows changed
-		longer, cancel := outlasting(ctx)
-		defer cancel() //nolint:gocritic // few rounds
-		ctx = longer
+		x.ends = true // otherwise the transaction could go on with only a part of the rows changed
 		if rows, err = follow(ctx, x, left); err != nil {
 			return nil, err
 		}

@@ -217,9 +217,7 @@ func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, used []f
 	if !first.found {
 		return false, nil
 	}
-	// otherwise the reservation could count as settled with nothing given back or charged
-	ctx, cancel := outlasting(ctx)
-	defer cancel()
+	x.ends = true // otherwise the reservation could count as settled with nothing given back or charged
 	calls, err := l.excess(ctx, x, calls)
 	if err != nil {
 		return false, err
