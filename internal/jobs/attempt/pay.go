@@ -169,7 +169,7 @@ func (a *Attempts) clear(job *rivertype.JobRow,
 				// A ticket says where the job belongs, except one that an attempt of a limited worker
 				// has used, if the job has taken nothing else.
 				if t, ok := ticket.Of(job); ok &&
-					!(t.Known() && t.Paid && !t.IsFor(job.Attempt) && t.First == nil) {
+					(!t.Known() || !t.Paid || t.IsFor(job.Attempt) || t.First != nil) {
 					continue
 				}
 				if rs := requests(job); len(rs) > 0 {
