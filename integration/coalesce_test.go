@@ -136,7 +136,9 @@ func TestCallsOfDifferentKeysAreDecidedApartInThePortableForm(t *testing.T) {
 	for _, e := range seen.decided {
 		most = max(most, e.Together)
 	}
-	if most != callers { // of so many keys, some have not begun: there are fewer lanes
+	// Of so many keys, some have not begun: there are fewer lanes. On Citus the calls of keys in one
+	// range may be decided together.
+	if most < callers || most > callers && !pgtest.Citus() {
 		t.Errorf("%d calls were decided together: want those of a key, %d", most, callers)
 	}
 }
