@@ -133,8 +133,6 @@ var ofTheScheduler = []mutant{
 		"gain > max(enough, put.Sub(now)/4) && put.Sub(now) < nearby,", "false && gain > enough,", "ResumeBringsForwardWhatAPause", jobs, false},
 	{"move: a resume leaves a retry that has paid where it is", "internal/jobs/ticket/ticket.go",
 		" || t.Known() && t.Attempt == attempts && t.Pays == PerJob", "", "ForwardARetryThatHasPaid", jobs, false},
-	{"cancel: deleted, a retry that has paid gives back what it used", "internal/jobs/rounds/rounds.go",
-		"	if !w.Valid {\n", "	if false {\n", "ForwardARetryThatHasPaid", jobs, false},
 	{"move: what comes forward starts all at once", "internal/jobs/rounds/rounds.go",
 		"last.put.Add(due.Sub(last.due))", "last.put", "ComeForwardApart", jobs, false},
 	{"pause: what it has put off starts at its end", "internal/jobs/attempt/attempt.go",
