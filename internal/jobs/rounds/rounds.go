@@ -12,10 +12,8 @@
 package rounds
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -24,10 +22,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
-	"github.com/weir-go/weir/ratelimit"
 )
 
 const (
@@ -234,191 +230,4 @@ func (r *Rounds) arrange(ctx context.Context, jobs []*riverjob.Waiter) error {
 		}
 	}
 	return nil
-}
-
-// freedSQL writes a ticket that is for no attempt: see ticket.GivenBack.
-//
-// $1 id $2 ticket
-const freedSQL = `UPDATE {river}river_job SET metadata = jsonb_set(metadata, '{weir}'::text[], $2::text::jsonb)
-WHERE id = $1::bigint AND state OPERATOR(pg_catalog.=) 'cancelled'`
-
-// Free gives back what a job took that will not be worked, and reports whether it did.
-func Free(
-	ctx context.Context, s riverjob.Store, tx pgx.Tx, id int64, t *ticket.Ticket,
-) (bool, error) {
-	if len(t.Taken.Takes) == 0 {
-		return false, nil
-	}
-	var now time.Time // before the balances are locked: who takes after that stands behind no gap
-	if err := s.Query(ctx, tx, `SELECT clock_timestamp()`, nil, func() {}, &now); err != nil {
-		return false, err
-	}
-	some := false
-	for of := t; of != nil; of = of.First {
-		if of.Used {
-			continue
-		}
-		released, err := s.Limiter.Release(ctx, tx, of.Taken)
-		if err == nil && released {
-			some, of.Attempt, of.Gone = true, ticket.GivenBack, now.UnixMicro()
-			err = fairline.Correct(ctx, s, tx.Exec, id, of.Seat, -of.Seat.Charged())
-		}
-		if err != nil {
-			return false, err
-		}
-	}
-	if !some {
-		return false, nil
-	}
-	b, err := t.MarshalJSON()
-	if err != nil {
-		return false, err
-	}
-	return true, s.Query(ctx, tx, freedSQL, []any{id, string(b)}, nil)
-}
-
-// watch is what is remembered of the jobs that have gone.
-type watch struct {
-	last  time.Time          // when it was looked for them, by this process' clock
-	from  time.Time          // jobs that were cancelled before are known,
-	id    int64              // and at that time those up to this one,
-	known map[int64]bool     // and these
-	seen  []*riverjob.Waiter // that waited when it was last looked
-	gaps  ticket.Gaps        // in the order in which they were left
-}
-
-const (
-	watchEvery = 2 * time.Second
-	overlap    = 10 * time.Minute // a transaction that cancels may take that long
-	lookBack   = 24 * time.Hour
-	mostGone   = 10_000
-	freeIn     = 500 * time.Millisecond // a held balance keeps the round waiting
-)
-
-// cancelledSQL finds jobs with tickets that were cancelled, in this order.
-//
-// $1 after this time $2 and id, except $3
-const cancelledSQL = `SELECT id, attempt, 'cancelled', finalized_at, metadata->'weir'::text
-FROM {river}river_job WHERE state OPERATOR(pg_catalog.=) 'cancelled' AND (finalized_at, id) > ($1::timestamptz, $2::bigint) AND metadata->'weir'::text IS NOT NULL
-	AND id <> ALL ($3::bigint[])
-ORDER BY finalized_at, id LIMIT 1000`
-
-// isDue reports whether it is time to look for jobs that were cancelled.
-func (w *watch) isDue(now time.Time) bool { return now.Sub(w.last) >= watchEvery }
-
-// isOld reports whether it is too long ago that they were looked for: it was another client's turn.
-func (w *watch) isOld(now time.Time) bool { return now.Sub(w.last) > time.Minute }
-
-// args are those of cancelledSQL.
-func (w *watch) args() []any {
-	// an array, if an empty one
-	return []any{w.from, w.id, slices.AppendSeq([]int64{}, maps.Keys(w.known))}
-}
-
-// update has what is remembered of the jobs that wait say when they are due by now. One that has
-// been moved up may start, and be deleted, before the next look.
-func (w *watch) update(next []*riverjob.Waiter) {
-	now := make(map[int64]*riverjob.Waiter, len(next))
-	for _, n := range next {
-		now[n.ID] = n
-	}
-	for i, s := range w.seen {
-		w.seen[i] = cmp.Or(now[s.ID], s)
-	}
-}
-
-// findGone gives back what jobs had taken that were cancelled or deleted by others before they
-// started, and remembers the gaps that cancelled jobs have left. next are the next jobs that wait,
-// found are those that were cancelled.
-func (r *Rounds) findGone(
-	ctx context.Context, next, found []*riverjob.Waiter, c riverjob.Clock,
-) error {
-	w := &r.watch
-	if !w.isDue(c.Answered) {
-		w.update(next)
-		return nil
-	}
-	if w.last = c.Answered; w.known == nil || len(w.known) > mostGone { // then those behind stay
-		w.known, w.gaps = map[int64]bool{}, ticket.Gaps{}
-	}
-	held := map[string]error{} // by what the jobs have taken from
-	for _, f := range found {
-		if t := &f.Ticket; t.Known() && t.Attempt == ticket.GivenBack {
-			w.gaps.Left(t)
-		} else if err := r.freed(ctx, f, held); riverjob.IsBlocked(err) {
-			continue // it is found again
-		} else if err != nil {
-			return err
-		}
-		if w.known[f.ID] = true; len(held) == 0 && f.At.Before(c.At.Add(-overlap)) {
-			w.from, w.id = f.At, f.ID
-		}
-	}
-
-	missing := map[int64]*riverjob.Waiter{}
-	for _, s := range w.seen {
-		missing[s.ID] = s
-	}
-	for _, n := range next {
-		delete(missing, n.ID)
-	}
-	if w.seen = next; len(missing) == 0 {
-		return nil
-	}
-	const sql = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[])`
-	there, err := r.Which(ctx, r.Pool, sql, slices.Collect(maps.Keys(missing)))
-	for id, m := range missing {
-		if err == nil && !there[id] && c.Until(m.Due) > 0 { // it cannot have started
-			if err = r.freed(ctx, m, held); riverjob.IsBlocked(err) {
-				w.seen, err = append(w.seen, m), nil // it is missing again
-			}
-		}
-	}
-	return err
-}
-
-// goneSQL locks jobs, and finds those of them that are cancelled or deleted.
-//
-// $1 ids
-const goneSQL = `WITH job AS (
-	SELECT id, state FROM {river}river_job WHERE id = ANY ($1::bigint[]) FOR UPDATE
-)
-SELECT g.id FROM pg_catalog.unnest($1::bigint[]) AS g (id) LEFT JOIN job j ON j.id = g.id
-WHERE j.id IS NULL OR j.state OPERATOR(pg_catalog.=) 'cancelled'`
-
-// freed frees a job that has gone, in a transaction of its own. If it has waited in vain for what
-// somebody held, or a worker of Citus is down, it notes that in held, and other jobs of the same
-// balances do not try.
-func (r *Rounds) freed(
-	ctx context.Context, w *riverjob.Waiter, held map[string]error,
-) error {
-	if !w.Valid {
-		return nil
-	}
-	t, released := &w.Ticket, false
-	of := fmt.Sprintf("%q", t.Rows())
-	if err := held[of]; err != nil {
-		return err
-	}
-	err := r.InTx(ctx, func(tx pgx.Tx) error {
-		if err := r.Briefly(ctx, tx, freeIn); err != nil {
-			return err
-		}
-		// before the balances, as a cancellation locks it; it may have been retried by hand
-		gone, err := r.Which(ctx, tx, goneSQL, []int64{w.ID})
-		if err == nil && gone[w.ID] {
-			released, err = Free(ctx, r.Store, tx, w.ID, t)
-		}
-		return err
-	})
-	if riverjob.IsBlocked(err) {
-		held[of] = err
-	}
-	if released && err == nil {
-		r.watch.gaps.Left(t)
-	}
-	if errors.Is(err, ratelimit.ErrInvalid) { // metadata is anybody's
-		return nil
-	}
-	return err
 }
