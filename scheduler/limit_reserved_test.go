@@ -71,28 +71,18 @@ func TestAJobThatIsCancelledGivesBackWhatItReservedAndWhatItsWorkerTook(t *testi
 }
 
 // A further attempt pays again for what InsertTx took, also if the one before it had to wait for the
-// limit of its worker. A snooze does not.
+// limit of its worker.
 func TestARetryOfALimitedWorkerPaysForWhatItReserved(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		first error
-		want  float64
-	}{"Retry": {errors.New("once more"), 7}, "Snooze": {river.JobSnooze(0), 8}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var calls atomic.Int64
-			f, _, j, id, reserved, _ := reservedAndLimited(t, t.Name(), time.Second,
-				func(_ context.Context, job *river.Job[sendArgs]) error {
-					if job.Args.N == 1 && calls.Add(1) == 1 {
-						return c.first
-					}
-					return nil
-				})
-			j.await(t, 3)
-			eventually(t, "it is completed", func() bool {
-				return f.job(t, id).State == rivertype.JobStateCompleted
-			})
-			f.wantLeft(t, reserved, c.want)
+	var calls atomic.Int64
+	f, _, j, id, reserved, _ := reservedAndLimited(t, t.Name(), time.Second,
+		func(_ context.Context, job *river.Job[sendArgs]) error {
+			if job.Args.N == 1 && calls.Add(1) == 1 {
+				return errors.New("once more")
+			}
+			return nil
 		})
-	}
+	j.await(t, 3)
+	f.ended(t, id)
+	f.wantLeft(t, reserved, 7)
 }

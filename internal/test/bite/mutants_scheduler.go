@@ -197,8 +197,6 @@ var ofTheScheduler = []mutant{
 		"range t.Rows()[n:] {", "range t.On {", "WaitsForAPauseOfWhatItReserved", jobs, false},
 	{"pays: a retry that waited for its worker's limit does not", "internal/jobs/attempt/attempt.go",
 		"		*t = *t.First //", "		_ = *t.First //", "PaysForWhatItReserved", jobs, false},
-	{"pays: a snooze that waited for its worker's limit does", "internal/jobs/attempt/attempt.go",
-		"v.used = t.Used || t.Attempt != v.Attempt || t.Pays == ticket.PerStart", "v.used = true", "PaysForWhatItReserved", jobs, false},
 	{"backlog: it stays in front of other keys", "internal/jobs/attempt/pay.go",
 		"		v.at.clear(v.job, of)\n", "		_ = of\n", "ABacklogLeaves", jobs, false},
 	{"backlog: it is reserved out of its order", "internal/jobs/riverjob/store.go",
