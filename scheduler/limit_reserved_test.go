@@ -16,7 +16,8 @@ import (
 )
 
 // reservedAndLimited has two jobs take a token each of what InsertTx asks for, of which 10 exist.
-// One starts at once, and the other one is put off: it waits for the limit of its worker.
+// One starts at once. With a period in which nothing flows in, the other one is put off: it waits
+// for the limit of its worker.
 func reservedAndLimited(
 	t *testing.T, name string, period time.Duration, work func(context.Context, *river.Job[sendArgs]) error,
 ) (f *fixture, jobs *scheduler.Jobs, j *journal, id int64, reserved, limited ratelimit.Request) {
@@ -70,19 +71,33 @@ func TestAJobThatIsCancelledGivesBackWhatItReservedAndWhatItsWorkerTook(t *testi
 	f.wantLeft(t, limited, 0)
 }
 
-// A further attempt pays again for what InsertTx took, also if the one before it had to wait for the
-// limit of its worker.
+// A further attempt pays again for what InsertTx took, whether or not the one before it had to wait
+// for the limit of its worker. A snooze does not.
 func TestARetryOfALimitedWorkerPaysForWhatItReserved(t *testing.T) {
 	t.Parallel()
-	var calls atomic.Int64
-	f, _, j, id, reserved, _ := reservedAndLimited(t, t.Name(), time.Second,
-		func(_ context.Context, job *river.Job[sendArgs]) error {
-			if job.Args.N == 1 && calls.Add(1) == 1 {
-				return errors.New("once more")
-			}
-			return nil
+	for name, c := range map[string]struct {
+		first  error
+		period time.Duration // in which a token flows into the limit of the worker
+		want   float64
+	}{
+		"Retry":         {errors.New("once more"), 3 * time.Second, 7},
+		"RetryAtOnce":   {errors.New("once more"), time.Microsecond, 7},
+		"Snooze":        {river.JobSnooze(0), 3 * time.Second, 8},
+		"SnoozedAtOnce": {river.JobSnooze(0), time.Microsecond, 8},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var calls atomic.Int64
+			f, _, j, id, reserved, _ := reservedAndLimited(t, t.Name(), c.period,
+				func(_ context.Context, job *river.Job[sendArgs]) error {
+					if job.Args.N == 1 && calls.Add(1) == 1 {
+						return c.first
+					}
+					return nil
+				})
+			j.await(t, 3)
+			f.ended(t, id)
+			f.wantLeft(t, reserved, c.want)
 		})
-	j.await(t, 3)
-	f.ended(t, id)
-	f.wantLeft(t, reserved, 7)
+	}
 }

@@ -117,8 +117,7 @@ func (a *Attempts) Work(
 func (v *visit) begin(ctx context.Context) error {
 	t := &v.Ticket
 	if v.used = t.Used || !v.Valid; t.Paid && v.used && t.First != nil {
-		*t = *t.First // Limit takes anew, and so may the job
-		v.used = t.Used || t.Attempt != v.Attempt || t.Pays == ticket.PerStart
+		*t = *t.First // Limit takes anew, and so does the job
 	}
 	if t.Seat != nil && t.Seat.Waits {
 		return v.backInLine(ctx)
@@ -179,13 +178,12 @@ func (v *visit) usedUp(t *ticket.Ticket, used bool) {
 	t.Due, t.From, t.On, t.Attempt, t.Used = 0, 0, nil, v.Attempt, used
 }
 
-// keep notes that what was taken is for the next start.
-func (v *visit) keep(ctx context.Context) error {
+// keep notes that what was taken by a ticket is for the next start, and whether it was used before.
+func (v *visit) keep(ctx context.Context, t ticket.Ticket, used bool) error {
 	if v.newer {
 		return nil
 	}
-	t := v.Ticket
-	v.usedUp(&t, v.used)
+	v.usedUp(&t, used)
 	return river.MetadataSet(ctx, ticket.Key, &t)
 }
 
@@ -210,9 +208,17 @@ func (v *visit) after(ctx context.Context, err error) error {
 		return err
 	case pause != nil:
 		return v.pause(ctx, pause)
-	case !v.paid && v.found && v.Ticket.Pays != ticket.PerStart &&
-		errors.As(err, new(*rivertype.JobSnoozeError)):
-		if other := v.keep(ctx); other != nil {
+	case v.found && errors.As(err, new(*rivertype.JobSnoozeError)):
+		t, used := &v.Ticket, v.used
+		if v.paid { // Limit takes anew at the next start
+			if t = t.First; t != nil {
+				used = t.Used
+			}
+		}
+		if t == nil || t.Pays == ticket.PerStart {
+			return err
+		}
+		if other := v.keep(ctx, *t, used); other != nil {
 			return errors.Join(err, other)
 		}
 	}
@@ -333,7 +339,7 @@ func (v *visit) holding(
 // tokens any more, so it is not late.
 func (v *visit) unstarted(ctx context.Context, d time.Duration) error {
 	if v.paid || v.found {
-		if err := v.keep(ctx); err != nil {
+		if err := v.keep(ctx, v.Ticket, v.used); err != nil {
 			return err
 		}
 	}
