@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/weir-go/weir/internal/limits/where"
 )
 
 // What went wrong, for callers that only branch: compare with [errors.Is].
@@ -59,7 +61,7 @@ func (e *DeniedError) RetryAfter() time.Duration { return max(0, e.RetryAt.Sub(e
 func (e *DeniedError) Error() string {
 	of := ""
 	if e.Key != "" {
-		of = fmt.Sprintf(" for %q", shorten(e.Key))
+		of = fmt.Sprintf(" for %q", where.Short(e.Key))
 	}
 	full := ""
 	if e.MaxReserved > 0 {
@@ -86,7 +88,7 @@ type InvalidError struct {
 func (e *InvalidError) Error() string {
 	of := ""
 	if e.Limit != "" {
-		of = fmt.Sprintf(" limit %q:", shorten(e.Limit))
+		of = fmt.Sprintf(" limit %q:", where.Short(e.Limit))
 	}
 	value := fmt.Sprint(e.Value)
 	if s, ok := e.Value.(string); ok {

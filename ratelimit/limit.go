@@ -7,9 +7,9 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/internal/limits/where"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -120,11 +120,11 @@ func SettleWithin(d time.Duration) Option {
 // bytes of UTF-8 without NUL, and not ending in " (shadow)". Define each name once. A bad name,
 // rule or option is refused with an [*InvalidError] that says which and what would be right.
 func Define(name string, rule Rule, options ...Option) (Limit, error) {
-	if why := badText(name, MaxNameBytes); why != "" || name == "" {
+	if why := where.Unfit(name, MaxNameBytes); why != "" || name == "" {
 		if name == "" {
 			why = "it is empty"
 		}
-		return Limit{}, &InvalidError{Limit: name, Field: "name", Value: shorten(name),
+		return Limit{}, &InvalidError{Limit: name, Field: "name", Value: where.Short(name),
 			Want: "1 to 255 bytes of UTF-8 without NUL: " + why}
 	}
 	a, err := compileRule(name, rule)
@@ -138,7 +138,7 @@ func Define(name string, rule Rule, options ...Option) (Limit, error) {
 		}
 	}
 	if strings.HasSuffix(name, shadowed) {
-		return Limit{}, &InvalidError{Limit: name, Field: "name", Value: shorten(name),
+		return Limit{}, &InvalidError{Limit: name, Field: "name", Value: where.Short(name),
 			Want: "one that does not end in \"" + shadowed + "\": Shadow adds that"}
 	}
 	if d.shadow {
@@ -246,26 +246,4 @@ func phase(name, key string, period int64) int64 {
 	b := binary.BigEndian.AppendUint64(nil, uint64(len(name)))
 	_, _ = h.Write(append(append(b, name...), key...))
 	return int64(h.Sum64() % uint64(period)) //nolint:gosec // both fit: the remainder is below period
-}
-
-// badText returns the reason why s cannot be a name or a key of Postgres text, or "" if it can.
-func badText(s string, most int) string {
-	switch {
-	case len(s) > most:
-		return "it is longer"
-	case strings.IndexByte(s, 0) >= 0:
-		return "it has a NUL"
-	case !utf8.ValidString(s):
-		return "it is not UTF-8"
-	}
-	return ""
-}
-
-// shorten keeps error messages readable.
-func shorten(s string) string {
-	const most = 64
-	if len(s) <= most {
-		return s
-	}
-	return s[:most] + "..."
 }

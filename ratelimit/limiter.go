@@ -12,6 +12,7 @@ import (
 	"github.com/weir-go/weir/internal/limits/contended"
 	"github.com/weir-go/weir/internal/limits/denials"
 	"github.com/weir-go/weir/internal/limits/statements"
+	"github.com/weir-go/weir/internal/limits/where"
 )
 
 // Config configures a [Limiter]. The zero Config is safe: no answer is no grant, and calls without
@@ -103,14 +104,14 @@ const defaultTimeout = 30 * time.Second
 
 // New makes a Limiter. It does not touch the database.
 func New(cfg Config) (*Limiter, error) {
-	if why := badText(cfg.Schema, 63); why != "" {
-		return nil, &InvalidError{Field: "Config.Schema", Value: shorten(cfg.Schema),
+	if why := where.Unfit(cfg.Schema, 63); why != "" {
+		return nil, &InvalidError{Field: "Config.Schema", Value: where.Short(cfg.Schema),
 			Want: "the name of a schema: " + why}
 	}
 	switch cfg.IsoLevel {
 	case "", pgx.Serializable, pgx.RepeatableRead, pgx.ReadCommitted, pgx.ReadUncommitted:
 	default:
-		return nil, &InvalidError{Field: "Config.IsoLevel", Value: shorten(string(cfg.IsoLevel)),
+		return nil, &InvalidError{Field: "Config.IsoLevel", Value: where.Short(string(cfg.IsoLevel)),
 			Want: `one of pgx's: "serializable", "repeatable read", "read committed" or "read uncommitted"`}
 	}
 	if cfg.Colocated && !cfg.Citus {

@@ -47,7 +47,7 @@ func (r Request) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v of %s", r.count, cmp.Or(r.Limit().Name(), "the zero Limit"))
 	if r.keyed {
-		fmt.Fprintf(&b, " for %q", shorten(r.key))
+		fmt.Fprintf(&b, " for %q", where.Short(r.key))
 	}
 	switch {
 	case r.bounded:
@@ -215,7 +215,7 @@ func (r Request) resolve() (call, error) {
 }
 
 func badKey(limit, key string) error {
-	why := badText(key, MaxKeyBytes)
+	why := where.Unfit(key, MaxKeyBytes)
 	if key == "" {
 		why = "it is empty; Limit.Global is for limits without keys"
 	}
@@ -225,7 +225,7 @@ func badKey(limit, key string) error {
 	if why == "" {
 		return nil
 	}
-	return &InvalidError{Limit: limit, Field: "key", Value: shorten(key),
+	return &InvalidError{Limit: limit, Field: "key", Value: where.Short(key),
 		Want: "1 to 1024 bytes of UTF-8 without NUL: " + why}
 }
 
@@ -328,7 +328,7 @@ func merge(requests []Request, of []int) ([]call, error) {
 
 func errUnlike(c *call, want string) error {
 	return &InvalidError{Limit: c.Name, Field: "requests",
-		Value: plain(fmt.Sprintf("two of them, for key %q", shorten(c.Key))), Want: want}
+		Value: plain(fmt.Sprintf("two of them, for key %q", where.Short(c.Key))), Want: want}
 }
 
 // bare returns the requests without counts and options, for verbs that ignore them.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/weir-go/weir/internal/limits/where"
 )
 
 // wireRequest is the JSON form of a request.
@@ -87,7 +89,7 @@ func (r *Request) UnmarshalJSON(b []byte) error {
 	}
 	def, ok := defined.Load(w.Limit)
 	if !ok {
-		return fmt.Errorf("%w %q", ErrUndefined, shorten(w.Limit))
+		return fmt.Errorf("%w %q", ErrUndefined, where.Short(w.Limit))
 	}
 	u := Request{def: def.(*definition), count: w.Count, credit: w.Credit, leave: w.Leave} //nolint:forcetypeassert // nothing else is stored
 	if w.Key != nil {

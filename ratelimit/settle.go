@@ -160,7 +160,7 @@ func (r *Reservation) used(requests []Request) ([]float64, error) {
 		}
 		of := where.Place{Name: q.def.name, Key: q.key}
 		if _, ok := reserved[of]; !ok {
-			return nil, &InvalidError{Limit: q.def.name, Field: "key", Value: shorten(q.key),
+			return nil, &InvalidError{Limit: q.def.name, Field: "key", Value: where.Short(q.key),
 				Want: "a limit and a key that the reservation has taken from: " + r.places()}
 		}
 		if !(q.count >= 0) || q.count+used[of] > maxTokens {
@@ -193,7 +193,7 @@ func (r *Reservation) places() string {
 		if i == 3 {
 			return strings.Join(all, ", ") + " and others"
 		}
-		all = append(all, fmt.Sprintf("%s of %q", t.Limit, shorten(t.Key)))
+		all = append(all, fmt.Sprintf("%s of %q", t.Limit, where.Short(t.Key)))
 	}
 	return strings.Join(all, ", ")
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/internal/limits/where"
 )
 
 // The verbs that do not decide, over any executor.
@@ -35,7 +36,7 @@ func (l *Limiter) resetKey(ctx context.Context, x executor, key string) error {
 	}
 	reset := &statement{sql: sql, args: []any{key, float64(algebra.Full), l.now()}, once: new(bool)}
 	if err := x.run(ctx, []*statement{reset}); err != nil {
-		return fmt.Errorf("ratelimit: reset key %q: %w", shorten(key), hint(ended(ctx, err)))
+		return fmt.Errorf("ratelimit: reset key %q: %w", where.Short(key), hint(ended(ctx, err)))
 	}
 	freed(x, func() { l.denials.ForgetKey(key) })
 	return nil

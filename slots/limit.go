@@ -4,9 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
-	"unicode/utf8"
 
+	"github.com/weir-go/weir/internal/limits/where"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -100,17 +99,17 @@ func (r Request) resolve() (want, error) {
 
 // checkText checks a name or a key, which have to fit into an entry of the primary key's index.
 func checkText(limit, field, text string, most int) error {
-	if text != "" && len(text) <= most && utf8.ValidString(text) && strings.IndexByte(text, 0) < 0 {
+	why := where.Unfit(text, most)
+	switch {
+	case text == "" && field == "key":
+		why = "it is empty; Limit.Global is for limits without keys"
+	case text == "":
+		why = "it is empty"
+	case why == "":
 		return nil
 	}
-	want := fmt.Sprintf("1 to %d bytes of UTF-8 without NUL", most)
-	if field == "key" && text == "" {
-		want += "; Limit.Global is for limits without keys"
-	}
-	if len(text) > 64 {
-		text = text[:64] + "..."
-	}
-	return &ratelimit.InvalidError{Limit: limit, Field: field, Value: text, Want: want}
+	return &ratelimit.InvalidError{Limit: limit, Field: field, Value: where.Short(text),
+		Want: fmt.Sprintf("1 to %d bytes of UTF-8 without NUL: %s", most, why)}
 }
 
 func checkN(name string, n int) error {

@@ -234,7 +234,7 @@ func TestPasswordsAreNotWritten(t *testing.T) {
 func TestAPasswordThatIsNotPercentEncodedIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, database := range []string{
-		"postgres://u:12/w0rd@db/d", "postgres://u:12#w0rd@db/d", "postgres://u:12?w0rd@db/d",
+		"postgres://u:12/w0rd@db/d", "postgres://u:12#w0rd@db/d", "postgres://u:12?w0rd@db/d", "postgres://u:12?w0=rd@db/d",
 		"postgres://u:p@ss/w0rd@db/d", "postgres://u:w0rd/x@db/d",
 		"host=127.0.0.1 port=1 password=s3cret w0rd dbname=d",
 	} {
@@ -242,7 +242,7 @@ func TestAPasswordThatIsNotPercentEncodedIsRefused(t *testing.T) {
 			"DATABASE_URL")
 	}
 	for _, database := range []string{"postgres://u:p%40%2F%23%3F@127.0.0.1:1/d%40e?application_name=a@b",
-		"host=127.0.0.1 port=1 user=u password='p@/#?' dbname=d@e"} {
+		"postgres://127.0.0.1:1/d%40e?user=u@server&password=p", "host=127.0.0.1 port=1 user=u password='p@/#?' dbname=d@e"} {
 		weir(t, nil, "limits", "--database", database).fails(t, exitFailed, "refused", "d@e")
 	}
 }

@@ -65,12 +65,14 @@ func (e *env) open(ctx context.Context, fn func(ctx context.Context, s *session)
 // splitsPassword reports whether a part of the password was probably read as something else, which
 // errors may show: in a URL a bare /, ? or # ends the host, and in pairs a space ends a value.
 func splitsPassword(text string, cfg *pgxpool.Config) bool {
-	if u, err := url.Parse(text); err == nil && u.Host != "" &&
-		strings.Contains(u.EscapedPath()+u.EscapedFragment(), "@") {
+	u, err := url.Parse(text)
+	isURL := err == nil && u.Host != ""
+	if isURL && strings.Contains(u.EscapedPath()+u.EscapedFragment(), "@") {
 		return true
 	}
-	for name := range cfg.ConnConfig.RuntimeParams {
-		if strings.ContainsAny(name, "@ \t\n") {
+	for name, value := range cfg.ConnConfig.RuntimeParams {
+		if strings.ContainsAny(name, "@ \t\n") ||
+			isURL && u.User == nil && strings.Contains(value, "@") { // after a bare ? and =
 			return true
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
@@ -23,11 +25,9 @@ type movedArgs struct{}
 
 func (movedArgs) Kind() string { return "moved" }
 
-// A move changes a job that still waits where it was read, and no other: somebody may have moved,
-// cancelled or completed it since, and a client may work it. A job that would stay as it is has no
-// new row version.
-func TestAMoveLeavesAloneWhatHasChangedSince(t *testing.T) {
-	t.Parallel()
+// withRiver returns a pool on Weir's and River's tables, and a client that only inserts.
+func withRiver(t *testing.T) (*pgxpool.Pool, *river.Client[pgx.Tx], *ratelimit.Limiter) {
+	t.Helper()
 	pool, logger := pgtest.Pool(t), slog.New(slog.NewTextHandler(io.Discard, nil))
 	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: logger})
 	if err != nil {
@@ -44,6 +44,15 @@ func TestAMoveLeavesAloneWhatHasChangedSince(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return pool, client, limiter
+}
+
+// A move changes a job that still waits where it was read, and no other: somebody may have moved,
+// cancelled or completed it since, and a client may work it. A job that would stay as it is has no
+// new row version.
+func TestAMoveLeavesAloneWhatHasChangedSince(t *testing.T) {
+	t.Parallel()
+	pool, client, limiter := withRiver(t)
 	now := time.Now().UTC().Truncate(time.Microsecond)
 	was, due := now.Add(time.Hour), now.Add(time.Minute)
 	changes := []struct {
@@ -105,22 +114,7 @@ func TestAMoveLeavesAloneWhatHasChangedSince(t *testing.T) {
 // of a statement from being moved.
 func TestAMoveWritesATicketWhateverTheMetadataIs(t *testing.T) {
 	t.Parallel()
-	pool, logger := pgtest.Pool(t), slog.New(slog.NewTextHandler(io.Discard, nil))
-	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: logger})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := migrator.Migrate(t.Context(), rivermigrate.DirectionUp, nil); err != nil {
-		t.Fatal(err)
-	}
-	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: logger})
-	if err != nil {
-		t.Fatal(err)
-	}
-	limiter, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pool, client, limiter := withRiver(t)
 	due := time.Now().UTC().Add(time.Minute).Truncate(time.Microsecond)
 	var jobs []*riverjob.Waiter
 	var ids []int64

@@ -1,5 +1,6 @@
-// Package where says which row is meant: its address, the order in which everything locks rows, and
-// the numbers of their advisory locks. It knows no rule, no balance and no statement.
+// Package where says which row is meant: its address and what that may be, the order in which
+// everything locks rows, and the numbers of their advisory locks. It knows no rule, no balance and
+// no statement.
 package where
 
 import (
