@@ -130,7 +130,7 @@ var ofTheRest = []mutant{
 	{"json: what is refused becomes valid", "ratelimit/request_json.go",
 		"if r.bounded && r.within < 0 {", "if false {", "ThroughJSON", core, true},
 	{"batch: what was not sent is unknown", "ratelimit/send_batch.go",
-		"(!conn.IsClosed() || errors.As(err, &unbuilt))", "!conn.IsClosed()", "CannotBeSent", whole, true},
+		"(!conn.IsClosed() || errors.As(err, &unbuilt))", "(!conn.IsClosed() || false && errors.As(err, &unbuilt))", "CannotBeSent", whole, true},
 	{"shadow: counts what was denied", "ratelimit/shadow.go",
 		"if res.OK && !c.never {", "if !c.never {", "NeverDenies", whole, true},
 	{"shadow: delays the work", "ratelimit/reservation.go",
