@@ -195,15 +195,15 @@ func allot(parts []call, n float64) (of, rest []call) {
 		}
 	}
 	var takes []spread.Part
-	switch {
-	case one >= 0 || len(parts) == 1:
+	if one >= 0 || len(parts) == 1 {
 		takes = []spread.Part{{Shard: max(one, 0), Count: n}}
-	case sum >= n:
+	} else if sum >= n {
 		for k := range there {
 			there[k].Count = max(0, min(there[k].Count, there[k].Most))
 		}
 		takes, _ = spread.Gather(there, n)
-	default:
+	}
+	if takes == nil { // not there, or not quite, by rounding
 		takes = spread.Level(there, n)
 	}
 	rest = slices.Clone(parts)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"pgregory.net/rapid"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
 	"github.com/weir-go/weir/internal/limits/where"
@@ -326,6 +328,38 @@ func TestAllot(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
 		}
 	}
+}
+
+// Counts that do not add up exactly leave the last caller a little less than its own. It still takes
+// from the shards, and not from the row of a limit without any.
+func TestAllotTakesFromShardsWhateverIsRounded(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		parts := make([]call, rapid.IntRange(1, 6).Draw(t, "shards"))
+		for k := range parts {
+			p := &parts[k]
+			p.Capacity, p.Shard = 2, int32(k+1)
+			p.Count = rapid.Float64Range(0.001, 2).Draw(t, "count")
+			p.Owed = -rapid.Float64Range(0, 1e-11).Draw(t, "left")
+		}
+		total := 0.0
+		for _, k := range rapid.Permutation(slices.Clone(parts)).Draw(t, "order") {
+			total += k.Count
+		}
+		for rest := total; rest > 0; {
+			n := min(rest, rapid.SampledFrom([]float64{0, 1, 1.1, 3.3, 7}).Draw(t, "n"))
+			rest -= n
+			var own []call
+			own, parts = allot(parts, n)
+			sum := 0.0
+			for _, p := range own {
+				sum += p.Count
+			}
+			if len(own) == 0 || math.Abs(sum-n) > 1e-9 {
+				t.Fatalf("%v tokens are %v of %d shards", n, sum, len(own))
+			}
+		}
+	})
 }
 
 // A connection that a hook of the pool refuses answers all calls of the batch with its error.

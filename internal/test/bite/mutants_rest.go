@@ -85,6 +85,8 @@ var ofTheRest = []mutant{
 		"own.Owed -= after[k]", "_ = after[k]", "ManyJobsHaveThePlaces", jobs, true},
 	{"batch: each takes from all the shards", "ratelimit/batch.go",
 		"own.parts, rest = allot(rest, own.Count)", "own.parts, _ = allot(slices.Clone(rest), own.Count)", "ManyJobsOfALimitWithShards|WhatABatchTook", []string{"./scheduler", "./integration"}, true},
+	{"coalesce: what is short by rounding is taken from no shard", "ratelimit/alone.go",
+		"if takes == nil {", "if takes == nil && sum < n {", "TestAllotTakesFromShards", []string{"./ratelimit"}, true},
 	{"batch: the decision over all can be given back", "ratelimit/batch.go",
 		"		outcomes[i].call = nil\n", "		_ = i\n", "EachOfManyJobs", jobs, true},
 	{"batch: on credit nobody waits for those before", "internal/limits/algebra/ask.go",
