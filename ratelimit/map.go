@@ -31,8 +31,10 @@ package ratelimit
 // internal/limits/spread. These files are the public side of the arithmetic:
 //
 //	decide.go        Decide: the outcome of a request for a State
-//	foretell.go      Foretell: the same for a call of several limits; Receipts, for package weirtest
-//	line.go          which work waits behind which, and when it may run after a rule has changed
+//	foretell.go      Foretell: the same for a call of several limits; Receipts, with which weirtest
+//	                 settles in memory
+//	line.go          of reservations: which waits behind which, and when one may run after a rule
+//	                 has changed; package scheduler asks this
 //
 // One call of one limit, in one row. What is sent is in package internal/limits/statements:
 //
@@ -42,7 +44,8 @@ package ratelimit
 //	citus.go         on Citus: whose clock decides, the keys under which rows are stored, and the
 //	                 two-phase commit of transactions that somebody else has begun
 //	postgres.go      what the database's errors mean
-//	denials.go       expects denials, so that a flood of denied calls only reads
+//	denials.go       if a row has just denied a call, looks before it takes: so a flood of denied
+//	                 calls writes nothing. With RememberDenials, some are answered from memory
 //
 // Changes of rows without a decision:
 //
@@ -62,7 +65,7 @@ package ratelimit
 // A transaction of InTx:
 //
 //	begin.go         sends BEGIN together with the first take; the COMMIT, two-phase on Citus
-//	pass_on.go       passes on what the callback sends to the transaction
+//	pass_on.go       the pgx.Tx that the callback gets: passes on what is sent there
 //	attempt.go       one run of a transaction: the rows that it queues for, and those that it loses
 //
 // Several calls decided as one:
@@ -71,7 +74,8 @@ package ratelimit
 //	coalesce.go      Coalesce: decides calls of many goroutines together
 //	lane.go          the queues of calls, and the goroutines that decide them
 //	together.go      decides one batch: takes, looks and answers
-//	together_put.go  decides on locked rows, and writes their new balances
+//	together_put.go  decides calls for which the prediction was wrong, calls of several limits and
+//	                 reservations: on locked rows, whose new balances it writes
 //	many.go          the statements over many rows: their arguments and answers
 //	known_ranges.go  on Citus: the keys whose calls one statement can decide together
 //	held.go          calls that wait for rows locked by other transactions
@@ -100,15 +104,19 @@ package ratelimit
 //
 // Without the database:
 //
-//	failopen.go      lets calls through in an outage, for a while
+//	failopen.go      FailOpen: what happens to calls in an outage, and for how long
 //	health.go        finds out whether the database decides anything
-//	spares.go        decides from memory in an outage
+//	spares.go        decides those calls by balances in memory
 //
 // # Words
 //
+// In package scheduler and below internal/jobs, line, attempt and hand are other things: the line of
+// tenants or of jobs, River's attempt at a job, and the handing on of a slot.
+//
 //   - balance: the tokens of one limit and key; a row, or one row for each shard
 //   - take, look: the statement that takes tokens if it grants, and the one that only reads
-//   - call: a request that was checked, for one row
+//   - call: a request that was checked, for one limit and key. A call of RateLimit over several
+//     limits has one for each
 //   - executor: where statements go: a pgx or database/sql transaction, or a pool
 //   - trip: a round trip: statements sent together, and their answers
 //   - line: the queue of work that was granted for later, in the order in which its tokens come
