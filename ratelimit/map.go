@@ -43,14 +43,14 @@ package ratelimit
 //	execute.go       the executor: where statements go; how they are sent in a pgx transaction
 //	citus.go         on Citus: whose clock decides, the keys under which rows are stored, and the
 //	                 two-phase commit of transactions that somebody else has begun
-//	postgres.go      what the database's errors mean
+//	postgres.go      what the database's errors mean, and those of a COMMIT
 //	denials.go       if a row has just denied a call, looks before it takes: so a flood of denied
 //	                 calls writes nothing. With RememberDenials, some are answered from memory
 //
 // Changes of rows without a decision:
 //
 //	verbs.go         reset, pause, resume, give back, all limits of a key at once
-//	rows.go          all rows of a limit, and where tokens of a former number of shards go back to
+//	rows.go          all rows of a limit, and where tokens go back to after a change of its shards
 //	prune.go         deletes rows that are full again
 //	prune_portable.go  the same, key by key
 //	lines.go         Lines: reads the states of balances for which work waits
@@ -66,7 +66,8 @@ package ratelimit
 //
 //	begin.go         sends BEGIN together with the first take; the COMMIT, two-phase on Citus
 //	pass_on.go       the pgx.Tx that the callback gets: passes on what is sent there
-//	attempt.go       one run of a transaction: the rows that it queues for, and those that it loses
+//	attempt.go       one run of a transaction: the rows for which it queues, and those on which it
+//	                 conflicts with others
 //
 // Several calls decided as one:
 //
@@ -74,8 +75,8 @@ package ratelimit
 //	coalesce.go      Coalesce: decides calls of many goroutines together
 //	lane.go          the queues of calls, and the goroutines that decide them
 //	together.go      decides one batch: takes, looks and answers
-//	together_put.go  decides calls for which the prediction was wrong, calls of several limits and
-//	                 reservations: on locked rows, whose new balances it writes
+//	together_put.go  decides calls for which that was not enough, those of several limits and
+//	                 reservations: locks their rows, and writes the new balances
 //	many.go          the statements over many rows: their arguments and answers
 //	known_ranges.go  on Citus: the keys whose calls one statement can decide together
 //	held.go          calls that wait for rows locked by other transactions
@@ -100,17 +101,17 @@ package ratelimit
 //	lease_fetch.go   fetches blocks, and queues the takes that wait for them; if a fetch fails
 //	                 although it was committed, its block is lost
 //	lease_back.go    gives back what was not used
-//	lease_tx.go      TakeInTx: takes from memory that a rollback puts back
+//	lease_tx.go      TakeInTx: takes tokens from memory; a rollback puts them back
 //
 // Without the database:
 //
 //	failopen.go      FailOpen: what happens to calls in an outage, and for how long
-//	health.go        finds out whether the database decides anything
-//	spares.go        decides those calls by balances in memory
+//	health.go        finds out whether the database is away, or only one call is slow
+//	spares.go        decides calls in an outage by balances in memory
 //
 // # Words
 //
-// In package scheduler and below internal/jobs, line, attempt and hand are other things: the line of
+// In package scheduler and in internal/jobs, line, attempt and hand are other things: the line of
 // tenants or of jobs, River's attempt at a job, and the handing on of a slot.
 //
 //   - balance: the tokens of one limit and key; a row, or one row for each shard

@@ -101,3 +101,50 @@ func TestARetryOfALimitedWorkerPaysForWhatItReserved(t *testing.T) {
 		})
 	}
 }
+
+// An attempt that a stop has interrupted has paid, whether or not River counts it, and whether or not
+// it had to wait for the limit of its worker: the next one pays again for what InsertTx took.
+func TestAnInterruptedAttemptOfALimitedWorkerHasPaid(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		period    time.Duration // in which a token flows into the limit of the worker
+		uncounted bool
+	}{
+		"Waited":          {3 * time.Second, false},
+		"WaitedUncounted": {3 * time.Second, true},
+		"AtOnce":          {time.Microsecond, false},
+		"AtOnceUncounted": {time.Microsecond, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			reserved := ratelimit.MustDefine(t.Name()+" reserved",
+				ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(10)}).For("k")
+			limited := ratelimit.MustDefine(t.Name()+" limited",
+				ratelimit.TokenBucket{Rate: 1, Period: c.period, Capacity: ratelimit.Tokens(1)}).Global()
+			if err := f.limiter.Autocommit(f.pool).Consume(t.Context(), limited); err != nil {
+				t.Fatal(err)
+			}
+			j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{limited} })
+			j.work = func(ctx context.Context, _ *river.Job[sendArgs]) error {
+				if len(j.await(t, 1)) == 1 {
+					<-ctx.Done()
+				}
+				return ctx.Err()
+			}
+			id := f.insertBy(t, f.jobs, sendArgs{0}, reserved).Job.Job.ID
+			client := j.client(t, sched)
+			j.await(t, 1)
+			stop(t, client)
+			if c.uncounted {
+				f.exec(t, `UPDATE river_job SET attempt = attempt - 1`)
+			}
+			j.client(t, sched)
+			f.completedOf(t, id)
+			if n := len(j.await(t, 2)); n != 2 {
+				t.Errorf("%d starts", n)
+			}
+			f.wantLeft(t, reserved, 8)
+		})
+	}
+}
