@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -137,4 +138,35 @@ func TestWhatABatchTookGoesBackLikeWhatOneCallTook(t *testing.T) {
 			t.Errorf("%v left of a batch that was given back, %v of one call", together, left[0])
 		}
 	})
+}
+
+// Who takes on credit waits for the calls before it, and not for its own tokens: also if all of a
+// batch come from one shard.
+func TestABatchOnCreditWaitsForNothingOfItsOwn(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	limiter := rig.Limiter(t, ratelimit.Config{})
+	for _, shards := range []int{1, 2} {
+		limit := ratelimit.MustDefine(fmt.Sprint("credit", shards),
+			ratelimit.TokenBucket{Rate: 8, Period: rig.Century}, ratelimit.Shards(shards))
+		calls := make([][]ratelimit.Request, 4)
+		for i := range calls {
+			calls[i] = []ratelimit.Request{limit.For("k").OnCredit().OrReserve()}
+		}
+		err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			all, each, err := limiter.RateLimitMany(ctx, tx, calls)
+			if err != nil || !all.OK {
+				return fmt.Errorf("%+v, %w", all, err)
+			}
+			for i, res := range each {
+				if !res.OK || !res.RunAt.IsZero() {
+					t.Errorf("of %d shards, call %d runs at %v", shards, i, res.RunAt)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }

@@ -150,6 +150,7 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 			if w.verdicts[0] = seen[0].Decide(&w.calls[0].Ask); w.verdicts[0].OK {
 				others = append(others, w)
 			} else {
+				c.l.noted(&w.calls[0], &w.verdicts[0])
 				answer(w, len(group))
 			}
 		}
@@ -203,13 +204,14 @@ func allot(parts []call, n float64) (of, rest []call) {
 		}
 		takes, _ = spread.Gather(there, n)
 	}
-	if takes == nil { // not there, or not quite, by rounding
+	if takes == nil { // they are not there
 		takes = spread.Level(there, n)
 	}
 	rest = slices.Clone(parts)
 	for _, t := range takes {
 		r := &rest[t.Shard]
 		own := *r
+		own.Before = 0 // the calls before it have their own
 		own.Count, r.Count = t.Count, max(0, r.Count-t.Count)
 		own.after.Value += r.Count
 		own.Owed -= r.Count

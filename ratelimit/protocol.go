@@ -55,6 +55,9 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call) (Resu
 			}
 		}
 		takes := forEach(calls, l.takeOf)
+		if x.single && len(takes) > 1 { // the first would be committed although the second denies
+			return Result{}, errUndecided
+		}
 		err := x.run(ctx, takes)
 		stamp(takes)
 		if err != nil {

@@ -178,7 +178,7 @@ func (r *Reservation) used(requests []Request) ([]float64, error) {
 			// further takes, of 0 tokens, have used nothing
 			counts[i], used[of], reserved[of] = n, 0, 0
 		case named && reserved[of] > 0:
-			counts[i] = n * (t.Count / reserved[of])
+			counts[i] = t.Count * (n / reserved[of]) // exact, if all that was reserved was used
 			// so that the last one has the rest
 			used[of], reserved[of] = n-counts[i], reserved[of]-t.Count
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"pgregory.net/rapid"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
 )
@@ -59,6 +60,27 @@ func TestWhatIsNotNamedWasUsedAsReserved(t *testing.T) {
 			t.Errorf("%s: it does not say from what: %v", name, err)
 		}
 	}
+}
+
+// Whoever has used what was reserved, from several rows, has used of each what was taken there.
+func TestWhatWasReservedOfSeveralRowsIsUsedAsItWasTaken(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		r, sum := Reservation{ID: newID(noon)}, 0.0
+		for range rapid.IntRange(1, 6).Draw(t, "rows") {
+			n := float64(rapid.IntRange(1, 1000).Draw(t, "count"))
+			r.Takes, sum = append(r.Takes, Take{Limit: apples.Name(), Key: "x", Count: n}), sum+n
+		}
+		got, err := r.used([]Request{apples.For("x").Count(sum)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, take := range r.Takes {
+			if got[i] != take.Count {
+				t.Fatalf("%v of %v were used", got, r.Takes)
+			}
+		}
+	})
 }
 
 // Each token that was used is counted once, however many takes of 0 tokens a Renew has made of one.

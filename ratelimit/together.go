@@ -207,7 +207,7 @@ func (p *scheme) foreseen() {
 		for _, r := range unseen {
 			p.late = append(p.late, r.waiters...)
 		}
-		others = slices.DeleteFunc(others, func(r *standing) bool { return r.at == 0 })
+		others = slices.DeleteFunc(others, func(r *standing) bool { return slices.Contains(unseen, r) })
 	}
 	for _, r := range p.looks {
 		p.looked(r, false)

@@ -107,17 +107,29 @@ func (w *Whole) planBy(
 func (w *Whole) planAhead(a *algebra.Ask, now int64, there []Part) (p Plan, ok bool) {
 	p.Ahead = true
 	for {
-		room := 0.0
+		sum := 0.0
 		for _, q := range there {
-			room += q.Most
+			sum += q.Most
 		}
-		if len(there) == 0 || room < a.Count && len(there) < w.Shards {
+		if len(there) == 0 || sum < a.Count && len(there) < w.Shards {
 			return Plan{}, false
 		}
-		p.Parts = Level(there, a.Count)
+		free, rooms := slices.Clone(there), make([]float64, w.Shards)
+		for k := range free {
+			q := &free[k]
+			if sum < a.Count*(1-rounding) {
+				q.Most = math.Inf(1)
+			}
+			rooms[q.Shard] = room(a, w.Shards, q)
+			q.Most = min(q.Most, rooms[q.Shard])
+		}
+		p.Parts = Level(free, a.Count)
 		var denied []int
 		for k := range p.Parts {
 			q := &p.Parts[k]
+			if over := q.Count - rooms[q.Shard]; over > 0 && over <= a.Count*lastDigits {
+				q.Count = rooms[q.Shard]
+			}
 			row := PartOf(a, w.Shards, q.Shard, q.Count)
 			if _, ok := row.Grants(row.At(w.Rows[q.Shard], now)); !ok {
 				denied = append(denied, q.Shard)
@@ -133,28 +145,43 @@ func (w *Whole) planAhead(a *algebra.Ask, now int64, there []Part) (p Plan, ok b
 	}
 }
 
+// rounding is how much of a count may be missing because the parts of something were rounded.
+const rounding = 1e-9
+
+// lastDigits is how much of a count may be missing because its parts were added up.
+const lastDigits = 0x1p-44
+
+// room returns how much a shard grants ahead, as far as MaxReserved bounds that.
+func room(a *algebra.Ask, n int, q *Part) float64 {
+	if a.Credit { // then the bound is for what stands before the call
+		return math.Inf(1)
+	}
+	row := OfShard(a, n, q.Shard)
+	least := row.Floor(true)
+	most := q.Count - least
+	for most > 0 && q.Count-most < least { // by rounding
+		most = math.Nextafter(most, 0)
+	}
+	return most
+}
+
 // byCount sorts the fullest first.
 func byCount(a, b Part) int { return cmp.Or(cmp.Compare(b.Count, a.Count), a.Shard-b.Shard) }
 
 func byShard(a, b Part) int { return a.Shard - b.Shard }
 
-// Gather takes n from the fullest shards, and from as few as possible.
+// Gather takes n from the fullest shards, and from as few as possible. The parts may add up to a
+// little less than n, as shares of a limit may be rounded.
 func Gather(there []Part, n float64) (parts []Part, ok bool) {
 	there = slices.SortedStableFunc(slices.Values(there), byCount)
-	sum := 0.0
-	for _, p := range there {
-		sum += max(0, p.Count)
-	}
-	if !(sum >= n) {
-		return nil, false
-	}
+	rest := n
 	for _, p := range there {
 		if p.Count < 0 || p.Count == 0 && n > 0 {
 			break
 		}
-		p.Count = min(p.Count, n)
+		p.Count = min(p.Count, rest)
 		parts = append(parts, p)
-		if n -= p.Count; n <= 0 {
+		if rest -= p.Count; rest <= n*lastDigits {
 			slices.SortFunc(parts, byShard)
 			return parts, true
 		}
@@ -170,7 +197,7 @@ func Level(there []Part, n float64) []Part {
 	for _, p := range there {
 		room += p.Most
 	}
-	if room < n*(1-1e-9) { // a share may have been rounded
+	if room < n*(1-rounding) {
 		for k := range there {
 			there[k].Most = math.Inf(1)
 		}
@@ -191,15 +218,15 @@ func Level(there []Part, n float64) []Part {
 	}
 	// Round to few digits, like the parts of what was divided (see shard.Split). Then they add up
 	// without rounding, and a debt of ten tokens does not become one that a window of ten cannot
-	// repay.
+	// repay. Round down, so that the last part is none that has to take more than the others.
 	if _, exp := math.Frexp(max(math.Abs(there[0].Count), n)); n > 0 {
-		left = math.Ldexp(math.Round(math.Ldexp(left, 44-exp)), exp-44)
+		left = math.Ldexp(math.Floor(math.Ldexp(left, 44-exp)), exp-44)
 	}
 	var parts []Part
 	rest := n
 	for _, p := range there {
 		had := p.Count
-		if p.Count = min(p.Most, max(0, had-left), rest); p.Count <= n*1e-9 { // only rounding
+		if p.Count = min(p.Most, max(0, had-left), rest); p.Count <= n*rounding {
 			continue
 		}
 		rest -= p.Count

@@ -83,3 +83,58 @@ func TestAPartGoesToNoShardThatIsTooLate(t *testing.T) {
 		t.Errorf("the parts are %v", sum)
 	}
 }
+
+// whole is a limit of n shards that have these values.
+func whole(values ...float64) *Whole {
+	w := &Whole{shard.Layout{Shards: len(values), Generation: 1}, make([]algebra.Balance, len(values)), 1}
+	for i, v := range values {
+		w.Rows[i] = algebra.Balance{Exists: true, Value: v, TS: 1, PausedUntil: algebra.Open}
+	}
+	return w
+}
+
+// A full limit grants what one row would, although neither its shares nor those of what a call must
+// leave are whole: all but what it must leave, and all that may be reserved.
+func TestRoundedSharesDenyNothing(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(2, 12).Draw(t, "shards")
+		tokens := func(least int, name string) float64 {
+			return float64(rapid.IntRange(least, 1000).Draw(t, name))
+		}
+		c := &algebra.Ask{Rule: algebra.Rule{Capacity: tokens(n, "capacity"), Rate: 10, Period: 1e9}}
+		if rapid.Bool().Draw(t, "ahead") {
+			c.Reserve, c.Debt = true, tokens(1, "debt")
+			c.Count = c.Capacity + c.Debt
+		} else {
+			c.Leave = min(tokens(0, "leave"), c.Capacity-1)
+			c.Count = c.Capacity - c.Leave
+		}
+		shares := c.Shares(n)
+		values := make([]float64, n)
+		for i := range values {
+			values[i] = shares.Of(i).Capacity
+		}
+		p, ok := whole(values...).Plan(c, 1, false, nil)
+		if !ok {
+			t.Fatal("denied")
+		}
+		sum := 0.0
+		for _, q := range p.Parts {
+			sum += q.Count
+		}
+		if len(p.Able) == 0 && math.Abs(sum-c.Count) > 1e-12*c.Count {
+			t.Fatalf("the parts are %v", sum)
+		}
+	})
+}
+
+// The last token that a window may lend is lent, although it comes from shards that all owe as much.
+func TestTheLastTokenIsReserved(t *testing.T) {
+	t.Parallel()
+	c := &algebra.Ask{Rule: algebra.Rule{Capacity: 9, Rate: 9, Period: 1e9, Windowed: true, Debt: 10}, Count: 1}
+	c.Reserve = true
+	if _, ok := whole(-3, -3, -3).Plan(c, 1, false, nil); !ok {
+		t.Error("denied")
+	}
+}
