@@ -17,7 +17,7 @@ func TestMergedShardsStayPausedAsLongAsTheirLines(t *testing.T) {
 	t.Parallel()
 	bucket := ratelimit.TokenBucket{Rate: 2, Period: time.Hour, Capacity: ratelimit.Tokens(10)}
 	window := ratelimit.FixedWindow{Rate: 2, Period: time.Hour, Capacity: ratelimit.Tokens(10),
-		Start: time.Now().Truncate(time.Hour)}
+		Start: time.Now().Truncate(time.Minute)}
 	for name, c := range map[string]struct {
 		rule   ratelimit.Rule
 		forgot bool // who pauses and resumes knows nothing of the shards

@@ -113,7 +113,7 @@ func TestOddMetadataHoldsUpNothing(t *testing.T) {
 			if _, err := f.client.JobDelete(t.Context(), id); err != nil {
 				t.Fatal(err)
 			}
-			deadline := time.Now().Add(time.Minute)
+			deadline := time.Now().Add(patience)
 			for f.settlements(t) == 0 && time.Now().Before(deadline) {
 				time.Sleep(50 * time.Millisecond)
 			}

@@ -175,8 +175,8 @@ func TestWhatABackedUpQueueHasMadeLateIsPacedAnew(t *testing.T) {
 	}))
 	f.insertTogether(t, jobs, 7, limit.For("k").OrReserve())
 	starts := j.await(t, 7)
-	// One token was there; five came after it.
-	if d := starts[6].at.Sub(starts[1].at); d < 2*time.Second {
+	// One token was there; five came after it, in 2.5 s. The first one may have been held up.
+	if d := starts[6].at.Sub(starts[1].at); d < time.Second {
 		t.Errorf("six started within %v", d)
 	}
 	for i := 2; i < 7; i++ {

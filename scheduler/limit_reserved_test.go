@@ -38,28 +38,35 @@ func reservedAndLimited(
 // While a job waits for the limit of its worker, it also waits for the pauses of what InsertTx took.
 func TestAJobThatWaitsForItsWorkersLimitWaitsForAPauseOfWhatItReserved(t *testing.T) {
 	t.Parallel()
-	f, _, j, id, reserved, _ := reservedAndLimited(t, t.Name(), 10*time.Second, nil)
-	eventually(t, "it is put off", func() bool { return woken(t, f.job(t, id)) == 1 })
-	if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), time.Hour, reserved); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "it waits for the end of the pause", func() bool {
-		job := f.job(t, id)
-		return job.State == rivertype.JobStateScheduled && time.Until(job.ScheduledAt) > 30*time.Minute
+	untilInTime(t, func() bool {
+		f, _, j, id, reserved, _ := reservedAndLimited(t, t.Name(), 10*time.Second, nil)
+		eventually(t, "it is put off", func() bool { return woken(t, f.job(t, id)) >= 1 })
+		if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), time.Hour, reserved); err != nil {
+			t.Fatal(err)
+		}
+		if len(j.await(t, 1)) > 1 || time.Until(f.job(t, id).ScheduledAt) < time.Second {
+			return false // it has started before the pause, or may have
+		}
+		eventually(t, "it waits for the end of the pause", func() bool {
+			job := f.job(t, id)
+			return job.State == rivertype.JobStateScheduled && time.Until(job.ScheduledAt) > 30*time.Minute
+		})
+		if n := len(j.await(t, 1)); n != 1 {
+			t.Errorf("%d starts in the pause, want 1", n)
+		}
+		if err := f.limiter.Autocommit(f.pool).Resume(t.Context(), reserved); err != nil {
+			t.Fatal(err)
+		}
+		j.await(t, 2)
+		return true
 	})
-	if n := len(j.await(t, 1)); n != 1 {
-		t.Errorf("%d starts in the pause, want 1", n)
-	}
-	if err := f.limiter.Autocommit(f.pool).Resume(t.Context(), reserved); err != nil {
-		t.Fatal(err)
-	}
-	j.await(t, 2)
 }
 
 // A job that is cancelled while it waits for the limit of its worker gives back all that it took.
 func TestAJobThatIsCancelledGivesBackWhatItReservedAndWhatItsWorkerTook(t *testing.T) {
 	t.Parallel()
 	f, jobs, _, id, reserved, limited := reservedAndLimited(t, t.Name(), never, nil)
+	eventually(t, "it has taken", func() bool { return f.left(t, limited) < -0.5 })
 	eventually(t, "it is put off", func() bool { return f.job(t, id).State == rivertype.JobStateScheduled })
 	f.wantLeft(t, reserved, 8)
 	f.wantLeft(t, limited, -1)

@@ -109,7 +109,7 @@ func TestACancelledJobMovesUpTheLineOfItsShard(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
 	limit := ratelimit.MustDefine("ownCancelled",
-		ratelimit.TokenBucket{Rate: 2, Period: 10 * time.Second, Capacity: ratelimit.Tokens(2)}, ratelimit.Shards(2))
+		ratelimit.TokenBucket{Rate: 2, Period: 20 * time.Second, Capacity: ratelimit.Tokens(2)}, ratelimit.Shards(2))
 	jobs := sched.Jobs(f.client)
 	insert := func(n int) (id int64, runAt time.Time, take ratelimit.Take) {
 		t.Helper()
@@ -133,6 +133,6 @@ func TestACancelledJobMovesUpTheLineOfItsShard(t *testing.T) {
 	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error { return f.limiter.Reshard(ctx, tx, 1, limit.For("k")) })
 	f.cancel(t, jobs, first)
 	j.client(t, sched)
-	j.startsBefore(t, other, otherAt, otherAt.Add(10*time.Second))
+	j.startsBefore(t, other, otherAt, otherAt.Add(20*time.Second))
 	j.startsBefore(t, second, at, secondAt)
 }

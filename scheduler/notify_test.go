@@ -23,7 +23,7 @@ func TestAJobThatIsDueSoonNotifiesWithItsInsert(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	conn, err := f.pool.Acquire(ctx)
 	if err != nil {

@@ -30,7 +30,7 @@ func TestThePeriodicJobPrunes(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		deadline := time.Now().Add(time.Minute)
+		deadline := time.Now().Add(patience)
 		for rows := -1; rows != 5*(round+1); time.Sleep(50 * time.Millisecond) {
 			if err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM weir_balance`).Scan(&rows); err != nil {
 				t.Fatal(err)

@@ -151,7 +151,7 @@ func notified(t *testing.T, s *setting, schema string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	conn, err := s.f.pool.Acquire(ctx)
 	if err != nil {

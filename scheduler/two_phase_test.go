@@ -61,9 +61,13 @@ func TestTransactionsOfTheSchedulerRequestTwoPhaseCommit(t *testing.T) {
 			f.queue(t, queueing(1, limit.For("k")), queueing(2, limit.For("k")))
 			cfg := sched.Configure(f.pool, &river.Config{Logger: quiet()})
 			f.exec(t, `TRUNCATE wrote`)
-			if _, err := scheduler.GrantTurns(t.Context(), cfg); err != nil {
-				t.Fatal(err)
-			}
+			eventually(t, "turns are granted", func() bool {
+				_, err := scheduler.GrantTurns(t.Context(), cfg)
+				if err != nil {
+					t.Log(err) // a transaction that hangs on a slow machine is ended
+				}
+				return err == nil
+			})
 			return f
 		},
 		"a cancelled job gives back": func(t *testing.T) *fixture {

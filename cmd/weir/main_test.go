@@ -48,7 +48,7 @@ func weirAs(t *testing.T, pool *pgxpool.Pool, change func(*env), args ...string)
 	}
 	e, out, errs := newEnv(vars)
 	change(e)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	code := run(ctx, e, args)
 	return ran{code, out.String(), errs.String()}

@@ -212,9 +212,10 @@ func (h *history) add(client int, call int64, parts ...part) {
 	h.ops = append(h.ops, porcupine.Operation{ClientId: client, Input: parts, Call: call, Return: h.now()})
 }
 
-// judge looks for an order. Unknown, which is none, comes of a history that is too long to search.
+// judge looks for an order. Unknown, which is none, comes of a history that is too long to search,
+// also on a slow machine.
 func (h *history) judge(atOnce bool) porcupine.CheckResult {
-	return porcupine.CheckOperationsTimeout(h.model(atOnce), h.ops, time.Minute)
+	return porcupine.CheckOperationsTimeout(h.model(atOnce), h.ops, 5*time.Minute)
 }
 
 func (h *history) model(atOnce bool) porcupine.Model {
