@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/pgerr"
 )
 
 const (
@@ -205,7 +206,7 @@ func (s *Slots) ask(ctx context.Context, on hand.Connect, w *want) (*slot, error
 }
 
 func (s *Slots) askDatabase(ctx context.Context, on hand.Connect, w *want) (*slot, error) {
-	for locked := false; ; {
+	for locked, held := false, 0; ; {
 		holder := uuid.NewString()
 		before := time.Now()
 		var a answer
@@ -216,6 +217,10 @@ func (s *Slots) askDatabase(ctx context.Context, on hand.Connect, w *want) (*slo
 		})
 		switch {
 		case err != nil && isLostRace(err):
+		case pgerr.State(err) == "55P03" && held < 2: // lock_not_available: perhaps another slot is free
+			held++
+		case pgerr.State(err) == "55P03":
+			return nil, nil
 		case err != nil:
 			if sent {
 				s.tidy(w.place, holder)

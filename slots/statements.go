@@ -188,6 +188,11 @@ func (s *Slots) trip(ctx context.Context, to batchSender, queue func(*pgx.Batch)
 	return err
 }
 
+// inLineSQL bounds how long acquireSQL waits for somebody who has locked a row, as a caller that has
+// left cannot take back its connection before. A row that another caller is just taking is free
+// again long before that.
+const inLineSQL = "SET LOCAL lock_timeout = 250"
+
 // answer is the row that acquireSQL returns.
 type answer struct {
 	slot  *int32 // nil if no slot was taken
@@ -221,6 +226,7 @@ func (s *Slots) acquire(
 		return a, true, err
 	}
 	err = s.trip(ctx, conn, func(b *pgx.Batch) {
+		b.Queue(inLineSQL)
 		if locked {
 			b.Queue(s.sql.left, w.name, w.key, w.n)
 		}

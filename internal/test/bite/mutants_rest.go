@@ -85,6 +85,8 @@ var ofTheRest = []mutant{
 		"own.Owed -= after[k]", "_ = after[k]", "ManyJobsHaveThePlaces", jobs, true},
 	{"batch: each takes from all the shards", "ratelimit/batch.go",
 		"own.parts, rest = allot(rest, own.Count)", "own.parts, _ = allot(slices.Clone(rest), own.Count)", "ManyJobsOfALimitWithShards|WhatABatchTook", []string{"./scheduler", "./integration"}, true},
+	{"slots: a locked row of a free slot is waited for", "slots/statements.go",
+		"		b.Queue(inLineSQL)\n", "", "LockedRowOfAFreeSlot", held, true},
 	{"batch: on credit a call waits for its own", "ratelimit/alone.go",
 		"		own.Before = 0 ", "		_ = 0 ", "ABatchOnCredit", []string{"./integration"}, true},
 	{"shards: what all of them have is not there by rounding", "internal/limits/spread/plan.go",
