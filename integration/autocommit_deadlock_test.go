@@ -43,3 +43,32 @@ func TestAutocommitRunsAgainAfterADeadlock(t *testing.T) {
 		t.Errorf("%+v, %v, want 97 left", s, err)
 	}
 }
+
+// A statement may fail at its COMMIT, after its answer. If it runs again and takes nothing, that
+// answer does not count.
+func TestAnAnswerBeforeAFailedCommitDoesNotCount(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "Citus has no triggers on distributed tables")
+	pool := pgtest.Pool(t)
+	l := rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("late deadlock", ratelimit.FixedWindow{Rate: 100, Period: rig.Century}).For("k")
+	takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), limit)))
+	rig.Exec(t, pool, `
+		CREATE SEQUENCE commits;
+		CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			RAISE 'a deadlock of others' USING ERRCODE = 'deadlock_detected';
+		END $$;
+		CREATE FUNCTION skips() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF nextval('commits') > 1 THEN
+				RETURN NULL;
+			END IF;
+			RETURN NEW;
+		END $$;
+		CREATE CONSTRAINT TRIGGER fails AFTER UPDATE ON weir_balance DEFERRABLE INITIALLY DEFERRED
+			FOR EACH ROW EXECUTE FUNCTION fails();
+		CREATE TRIGGER skips BEFORE UPDATE ON weir_balance FOR EACH ROW EXECUTE FUNCTION skips()`)
+	if res, err := l.Autocommit(pool).RateLimit(t.Context(), limit); err == nil && res.OK {
+		t.Error("granted, though nothing was taken")
+	}
+	wantValue(t, l, pool, limit, 99)
+}

@@ -103,3 +103,32 @@ func TestAReservationIsSettledAsAWholeWheneverTheContextEnds(t *testing.T) {
 		wantValue(t, l, pool, k, 100)
 	}
 }
+
+// What is enforced is taken with what its shadow notes, or not at all.
+func TestAShadowFollowsWheneverTheContextEnds(t *testing.T) {
+	t.Parallel()
+	pool, e := pgtest.Pool(t), &endsAt{}
+	l := rig.Limiter(t, ratelimit.Config{Clock: e.now})
+	rule := ratelimit.TokenBucket{Rate: 100, Period: rig.Never}
+	k := ratelimit.MustDefine("enforced", rule).For("k")
+	shadow := ratelimit.MustDefine("noted", rule, ratelimit.Shadow()).For("k")
+	for what, take := range map[string]func(ctx context.Context, tx pgx.Tx) error{
+		"RateLimit": func(ctx context.Context, tx pgx.Tx) error { return l.Consume(ctx, tx, k, shadow) },
+		"RateLimitMany": func(ctx context.Context, tx pgx.Tx) error {
+			_, _, err := l.RateLimitMany(ctx, tx, [][]ratelimit.Request{{k, shadow}})
+			return err
+		},
+	} {
+		for n := int64(1); n < 4; n++ {
+			if err := l.Autocommit(pool).ResetRateLimit(t.Context(), k, shadow); err != nil {
+				t.Fatal(err)
+			}
+			want := 99.0
+			if err := e.during(t, l, pool, pgx.ReadCommitted, n, take); err != nil {
+				want = 100
+			}
+			t.Log(what, n, want)
+			wantValue(t, l, pool, k, want)
+		}
+	}
+}

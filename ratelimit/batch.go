@@ -111,6 +111,7 @@ func (l *Limiter) rateLimitMany(
 			return Result{}, err
 		}
 	}
+	x.ends = true // as in RateLimit
 	at := res.At
 	res.grow(requestsOf(calls))
 	if err := l.shadowsTogether(ctx, x, shadows, &res); err != nil {

@@ -44,10 +44,10 @@ func (x executor) counting(trips *int) executor {
 //
 // If a context ends while statements are under way, pgx closes the connection, and with it the
 // transaction. If it ends between two trips, the transaction could go on without the second: with
-// ends, run sends that all the same.
+// ends, run sends that all the same. Where statements go one by one, it could end between any two.
 func (x executor) run(ctx context.Context, statements []*statement) error {
 	x.count()
-	if x.ends && ctx.Err() != nil {
+	if x.ends && (x.stepwise || ctx.Err() != nil) {
 		var cancel context.CancelFunc
 		ctx, cancel = detached(ctx)
 		defer cancel()
@@ -262,6 +262,7 @@ func sendBatch(
 func (s *statement) read(rows pgx.Rows) error {
 	defer rows.Close()
 	defer s.tick()
+	s.found = false // the statement may have failed after its answer, and run again
 	if s.many != nil {
 		return s.many.read(rows, s.looks)
 	}

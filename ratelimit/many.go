@@ -172,6 +172,10 @@ func (l *Limiter) putMany(rows []*standing) (statements []*statement, missing []
 // read reads the answer. With looks, each row of it has the clock.
 func (m *many) read(rows pgx.Rows, looks bool) error {
 	defer rows.Close()
+	for _, r := range m.rows { // see statement.read
+		r.locked = r.locked && !m.locks
+		r.taken = r.taken && (m.locks || looks)
+	}
 	one := statement{looks: looks, found: true}
 	for rows.Next() {
 		raw, fields := rows.RawValues(), rows.FieldDescriptions()

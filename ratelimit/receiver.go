@@ -75,7 +75,9 @@ func (w within) RateLimit(ctx context.Context, requests ...Request) (Result, err
 	}
 	x := o.counting(w.x)
 	return o.told(beside(calls, false, func(calls []call) (Result, error) {
-		return w.l.rateLimit(ctx, x, calls)
+		res, err := w.l.rateLimit(ctx, x, calls)
+		x.ends = true // once the enforced limits are taken, the shadows follow
+		return res, err
 	}))
 }
 

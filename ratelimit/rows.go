@@ -30,7 +30,9 @@ func (l *Limiter) eachRow(
 		send := func() error {
 			next := trip[sent:]
 			sent = len(trip)
-			return x.run(ctx, next)
+			err := x.run(ctx, next)
+			x.ends = true // what has begun for some limits is done for all
+			return err
 		}
 		for i := range calls {
 			rows, err := l.rowsOf(ctx, x, &calls[i], layouts)

@@ -9,6 +9,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 )
@@ -236,4 +237,59 @@ func TestAHeldBalanceHoldsUpNoOtherJobThatHasGone(t *testing.T) {
 	if got := f.left(t, limit.For("held")); got < 10-1e-6 {
 		t.Errorf("%v left, want all 10", got)
 	}
+}
+
+// What keeps one job that has gone from giving back keeps no other one from it.
+func TestJobsThatHaveGoneGiveBackEachForItself(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "Citus has no triggers on distributed tables")
+	limit := ratelimit.MustDefine("each gone",
+		ratelimit.TokenBucket{Rate: 100, Period: time.Hour, Capacity: ratelimit.Tokens(0)})
+	for name, gone := range map[string]func(f *fixture, id int64) error{
+		"Deleted":   func(f *fixture, id int64) error { _, err := f.client.JobDelete(t.Context(), id); return err },
+		"Cancelled": func(f *fixture, id int64) error { _, err := f.client.JobCancel(t.Context(), id); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			jobs := sched.Jobs(j.client(t, sched))
+			var ids []int64
+			for i := range 4 {
+				ids = append(ids, f.insertBy(t, jobs, sendArgs{i}, limit.For("k").Count(100).OrReserve()).Job.Job.ID)
+			}
+			f.seen(t)
+			f.exec(t, `
+				CREATE SEQUENCE refusals;
+				CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+					IF nextval('refusals') = 1 THEN
+						RAISE 'not now';
+					END IF;
+					RETURN NEW;
+				END $$;
+				CREATE TRIGGER refuse BEFORE INSERT ON weir_settled FOR EACH ROW EXECUTE FUNCTION refuse()`)
+			for _, id := range ids {
+				if err := gone(f, id); err != nil {
+					t.Fatal(err)
+				}
+			}
+			eventually(t, "all have given back", func() bool { return f.settlements(t) == len(ids) })
+		})
+	}
+	t.Run("CancelledForGood", func(t *testing.T) {
+		t.Parallel()
+		f, sched, j := exact(t)
+		jobs := sched.Jobs(j.client(t, sched))
+		bad := f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(100).OrReserve()).Job.Job.ID
+		good := f.insertBy(t, jobs, sendArgs{1}, limit.For("other").Count(100).OrReserve()).Job.Job.ID
+		f.exec(t, `
+			CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'never'; END $$;
+			CREATE TRIGGER refuse BEFORE UPDATE ON river_job FOR EACH ROW
+			WHEN (OLD.state = 'cancelled' AND OLD.args @> '{"n":0}') EXECUTE FUNCTION refuse()`)
+		for _, id := range []int64{bad, good} {
+			if _, err := f.client.JobCancel(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, "the other one has given back", func() bool { return f.settlements(t) == 1 })
+	})
 }

@@ -45,6 +45,80 @@ func TestAContextThatEndsInRiverTakesNothing(t *testing.T) {
 	f.want(t, limit.For("k"), 10, 0)
 }
 
+// leaving is a River client whose caller's context ends as soon as a job is inserted: before River has
+// notified, if that is an error.
+type leaving struct {
+	scheduler.Client
+	leave context.CancelFunc
+	err   error
+}
+
+func (l *leaving) InsertTx(
+	ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts,
+) (*rivertype.JobInsertResult, error) {
+	job, err := l.Client.InsertTx(ctx, tx, args, opts)
+	if l.leave(); err == nil {
+		err = l.err
+	}
+	return job, err
+}
+
+// left calls insert with jobs whose caller leaves, in a transaction that commits all the same if it
+// can.
+func (f *fixture) leaves(t *testing.T, sched *scheduler.Scheduler, err error,
+	insert func(ctx context.Context, tx pgx.Tx, jobs *scheduler.Jobs) error) error {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	tx, began := f.pool.Begin(t.Context())
+	if began != nil {
+		t.Fatal(began)
+	}
+	failed := insert(ctx, tx, sched.Jobs(&leaving{f.client, cancel, err}))
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Log(err)
+	}
+	return failed
+}
+
+// A job is there with its tokens, or neither, whenever the context ends.
+func TestAContextThatEndsBehindTheInsertKeepsBothOrNone(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	k := ratelimit.MustDefine("behind", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	sched := scheduler.New(f.limiter, scheduler.Config{})
+	unique := &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}
+	insert := func(ctx context.Context, tx pgx.Tx, jobs *scheduler.Jobs) error {
+		_, err := jobs.InsertTx(ctx, tx, sendArgs{1}, unique, k.Count(4))
+		return err
+	}
+	if err := f.leaves(t, sched, context.Canceled, insert); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want that of the context", err)
+	}
+	f.want(t, k, 10, 0)
+	for range 2 { // the second one is a duplicate
+		if err := f.leaves(t, sched, nil, insert); err != nil {
+			t.Error(err)
+		}
+		f.want(t, k, 6, 1)
+	}
+}
+
+// A job that is queued has its place in line, whenever the context ends.
+func TestAContextThatEndsBehindTheInsertLeavesNoJobOutOfLine(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("out of line", ratelimit.TokenBucket{Rate: 10, Period: never, MaxReserved: ratelimit.Tokens(10)})
+	f := setUp(t, scheduler.Config{Lines: []scheduler.Line{{Limit: limit}}})
+	sched := scheduler.New(f.limiter, scheduler.Config{Lines: []scheduler.Line{{Limit: limit}}})
+	err := f.leaves(t, sched, nil, func(ctx context.Context, tx pgx.Tx, jobs *scheduler.Jobs) error {
+		_, err := jobs.QueueTx(ctx, tx, sendArgs{1}, nil, scheduler.Tenant{Key: "a"}, limit.For("k"))
+		return err
+	})
+	if err != nil || f.inLine(t) != 1 {
+		t.Errorf("%v, %d in line", err, f.inLine(t))
+	}
+}
+
 // Its tokens went back already.
 func TestADuplicateCannotBeGivenBack(t *testing.T) {
 	t.Parallel()

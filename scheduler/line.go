@@ -160,6 +160,8 @@ func (j *Jobs) queue(
 			turns = append(turns, fairline.RowOf(seats[i], job.Job))
 		}
 	}
+	ctx, cancel := lasting(ctx) // a job without a turn would wait for ever
+	defer cancel()
 	return jobs, fairline.Enter(ctx, j.store, tx, turns...)
 }
 

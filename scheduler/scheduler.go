@@ -165,6 +165,7 @@ type target struct {
 	verbs    ratelimit.Verbs
 	insert   func(context.Context, []river.InsertManyParams) ([]*rivertype.JobInsertResult, error)
 	giveBack func(context.Context, []ratelimit.Result) error
+	fail     func(context.Context) // sees to it that the transaction cannot commit
 }
 
 // in is a target in a transaction of pgx.
@@ -179,7 +180,8 @@ func (s *Scheduler) in(tx pgx.Tx, client manyInserter) target {
 		},
 		func(ctx context.Context, results []ratelimit.Result) error {
 			return s.limiter.GiveBackMany(ctx, tx, results)
-		}}
+		},
+		func(ctx context.Context) { _, _ = tx.Exec(ctx, failSQL) }}
 }
 
 // insert inserts jobs whose tokens are taken.
@@ -188,11 +190,13 @@ func (s *Scheduler) insert(
 ) (inserted []*Inserted, err error) {
 	defer func() {
 		if inserted == nil {
-			// The context may be what has ended. If Postgres failed, this does too, and rolls back
-			// with the rest.
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+			// If Postgres failed, this does too, and rolls back with the rest.
+			last, cancel := lasting(ctx)
 			defer cancel()
-			_ = to.giveBack(ctx, each)
+			_ = to.giveBack(last, each)
+			if ctx.Err() != nil { // River may have inserted, and not yet notified
+				to.fail(last)
+			}
 		}
 	}()
 	ctx, in := riverjob.Inserting(ctx, each[0].At)
@@ -221,8 +225,19 @@ func (s *Scheduler) insert(
 		}
 		in.Inserted(job.Job)
 	}
+	ctx, cancel := lasting(ctx)
+	defer cancel()
 	return inserted, to.giveBack(ctx, unused)
 }
+
+// lasting is for what has to follow although the caller's context has ended, as the transaction may
+// go on.
+func lasting(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+}
+
+// failSQL fails, so that its transaction can only roll back.
+const failSQL = `DO $$ BEGIN RAISE 'the context ended while a job was inserted: this transaction can only roll back'; END $$`
 
 // check tells whether j was made with what it needs.
 func (j *Jobs) check() error {

@@ -63,7 +63,8 @@ func (j *SQLJobs) in(tx *sql.Tx) target {
 				return nil
 			}
 			return verbs.GiveBack(ctx, results[0])
-		}}
+		},
+		func(ctx context.Context) { _, _ = tx.ExecContext(ctx, failSQL) }}
 }
 
 // ReserveTx is [Jobs.ReserveTx] in a transaction of database/sql: each of the requests may be

@@ -356,16 +356,19 @@ func byDue(a, b *riverjob.Waiter) int {
 func (a *Attempts) pay(ctx context.Context, tx pgx.Tx, all []*riverjob.Waiter) (time.Time, error) {
 	slices.SortStableFunc(all, byDue)
 	var charged []*ratelimit.Reservation
-	for _, w := range all {
+	each := make([][]*ratelimit.Reservation, len(all)) // what each job took, take by take
+	for n, w := range all {
 		r := w.Ticket.Taken
 		if r.ID == uuid.Nil { // metadata is anybody's
 			continue
 		}
-		for i, k := range r.Takes {
+		for _, k := range r.Takes {
+			one := &ratelimit.Reservation{ID: r.ID, Takes: []ratelimit.Take{k}}
+			each[n] = append(each[n], one)
 			// Tokens that were there at once, perhaps of a limit into which little or nothing
 			// flows, were taken for good. Those of others came for the job, and have flown by.
 			if w.Again || k.Ahead() {
-				charged = append(charged, &ratelimit.Reservation{ID: r.ID, Takes: r.Takes[i : i+1]})
+				charged = append(charged, one)
 			}
 		}
 	}
@@ -374,7 +377,11 @@ func (a *Attempts) pay(ctx context.Context, tx pgx.Tx, all []*riverjob.Waiter) (
 			return time.Time{}, err
 		}
 	}
-	for _, w := range all {
+	for n, w := range all {
+		w.Ticket.Taken.Takes = nil
+		for _, one := range each[n] { // of several shards, if the limit has got other ones
+			w.Ticket.Taken.Takes = append(w.Ticket.Taken.Takes, one.Takes...)
+		}
 		w.Ticket.Jitter, w.Ticket.From, w.Ticket.On = 0, 0, nil // it comes in its order
 		if w.Again {
 			seat := w.Ticket.Seat

@@ -113,12 +113,13 @@ func (r *Granter) Round(ctx context.Context) (holds bool, err error) {
 	most := mostLines + len(names) // the last line of each is found once more
 	var found []ticket.Row
 	var of ticket.Row
-	err = r.Query(ctx, r.Pool, linesSQL, []any{names, r.Holder, most, first}, func() {
-		found = append(found, of)
-		r.behind[of[0]] = of[1]
-	}, &of[0], &of[1])
+	err = r.Query(ctx, r.Pool, linesSQL, []any{names, r.Holder, most, first},
+		func() { found = append(found, of) }, &of[0], &of[1])
 	if err != nil {
 		return false, err
+	}
+	for _, of := range found {
+		r.behind[of[0]] = of[1]
 	}
 	idle := r.held
 	r.scarce = false

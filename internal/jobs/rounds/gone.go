@@ -63,7 +63,7 @@ type watch struct {
 	last  time.Time          // when it was looked for them, by this process' clock
 	from  time.Time          // jobs that were cancelled before are known,
 	id    int64              // and at that time those up to this one,
-	known map[int64]bool     // and these
+	known map[int64]time.Time // and these, by when they were cancelled
 	seen  []*riverjob.Waiter // that waited when it was last looked
 	gaps  ticket.Gaps        // in the order in which they were left
 }
@@ -120,21 +120,25 @@ func (r *Rounds) findGone(
 		return nil
 	}
 	if w.last = c.Answered; w.known == nil || len(w.known) > mostGone { // then those behind stay
-		w.known, w.gaps = map[int64]bool{}, ticket.Gaps{}
+		w.known, w.gaps = map[int64]time.Time{}, ticket.Gaps{}
 	}
 	held := map[string]error{} // by what the jobs have taken from
+	var failed []error
 	for _, f := range found {
 		if t := &f.Ticket; t.Known() && t.Attempt == ticket.GivenBack {
 			w.gaps.Left(t)
 		} else if err := r.freed(ctx, f, held); riverjob.IsBlocked(err) {
 			continue // it is found again
 		} else if err != nil {
-			return err
+			failed = append(failed, err)
+			continue
 		}
-		if w.known[f.ID] = true; len(held) == 0 && f.At.Before(c.At.Add(-overlap)) {
+		w.known[f.ID] = f.At
+		if len(held)+len(failed) == 0 && f.At.Before(c.At.Add(-overlap)) {
 			w.from, w.id = f.At, f.ID
 		}
 	}
+	w.forget(c.At)
 
 	missing := map[int64]*riverjob.Waiter{}
 	for _, s := range w.seen {
@@ -143,19 +147,33 @@ func (r *Rounds) findGone(
 	for _, n := range next {
 		delete(missing, n.ID)
 	}
-	if w.seen = next; len(missing) == 0 {
-		return nil
+	if w.seen = slices.Clip(next); len(missing) == 0 {
+		return errors.Join(failed...)
 	}
 	const sql = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[])`
 	there, err := r.Which(ctx, r.Pool, sql, slices.Collect(maps.Keys(missing)))
+	if err != nil {
+		w.seen = slices.AppendSeq(w.seen, maps.Values(missing)) // they are missing again
+		return errors.Join(append(failed, err)...)
+	}
 	for id, m := range missing {
-		if err == nil && !there[id] && c.Until(m.Due) > 0 { // it cannot have started
-			if err = r.freed(ctx, m, held); riverjob.IsBlocked(err) {
-				w.seen, err = append(w.seen, m), nil // it is missing again
+		if there[id] || c.Until(m.Due) <= 0 { // it may have started
+			continue
+		}
+		if err := r.freed(ctx, m, held); err != nil {
+			if w.seen = append(w.seen, m); !riverjob.IsBlocked(err) {
+				failed = append(failed, err)
 			}
 		}
 	}
-	return err
+	return errors.Join(failed...)
+}
+
+// forget forgets the cancelled jobs that are not found again, and gaps that are old: those who were
+// behind them then have moved up. It also bounds the gaps that deleted jobs leave.
+func (w *watch) forget(now time.Time) {
+	maps.DeleteFunc(w.known, func(_ int64, at time.Time) bool { return at.Before(w.from) })
+	w.gaps.Forget(now.Add(-lookBack).UnixMicro(), mostGone)
 }
 
 // goneSQL locks jobs, and finds those of them that are cancelled or deleted.

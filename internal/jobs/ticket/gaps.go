@@ -45,3 +45,19 @@ func (g Gaps) CloseUp(t *Ticket, before int64) (moved bool) {
 	}
 	return moved
 }
+
+// Forget forgets gaps that were left before some time, and of each limit and key the oldest beyond a
+// number.
+func (g Gaps) Forget(before int64, most int) {
+	for of, all := range g {
+		i := slices.IndexFunc(all, func(left gap) bool { return left.at >= before })
+		if i < 0 {
+			i = len(all)
+		}
+		if i = max(i, len(all)-most); i == len(all) {
+			delete(g, of)
+		} else {
+			g[of] = slices.Delete(all, 0, i)
+		}
+	}
+}
