@@ -393,3 +393,18 @@ func TestALeaseIsClosedWhileTakesWait(t *testing.T) {
 		return closed(t, s, l, pool, limit.For(key), 20)
 	})
 }
+
+// A block as large as the capacity is fetched in parts of a take, whose sum may be rounded up: that is
+// still no more than the capacity.
+func TestALeaseAsksForNoMoreThanTheCapacity(t *testing.T) {
+	t.Parallel()
+	pool, clock := pgtest.Pool(t), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
+	limit := ratelimit.MustDefine("seven", ratelimit.TokenBucket{Rate: 7, Period: rig.Never})
+	s := lease(t, l, pool, limit.For("k"), ratelimit.LeaseConfig{Block: 7})
+	leaseOK(t, s, 0.2, true)
+	if err := l.Autocommit(pool).ResetRateLimit(t.Context(), limit.For("k")); err != nil {
+		t.Fatal(err)
+	}
+	leaseOK(t, s, 0.2, true)
+}

@@ -202,7 +202,7 @@ func allot(parts []call, n float64) (of, rest []call) {
 		for k := range there {
 			there[k].Count = max(0, min(there[k].Count, there[k].Most))
 		}
-		takes, _ = spread.Gather(there, n)
+		takes, _ = spread.Gather(there, n, sum*0x1p-50)
 	}
 	if takes == nil { // they are not there
 		takes = spread.Level(there, n)

@@ -265,6 +265,20 @@ func TestSharesOfALimitAreKeptInAnOutage(t *testing.T) {
 	}
 }
 
+// A share that is a whole token grants one, also if 49 times 1/49 is less than 1.
+func TestAShareOfOneTokenIsOne(t *testing.T) {
+	t.Parallel()
+	for n := 2; n < 200; n++ {
+		f := &ratelimit.FailOpen{Limiter: &down{err: errGone}, Share: 1 / float64(n), Logger: quiet}
+		limit := ratelimit.MustDefine(fmt.Sprint("share of ", n), ratelimit.FixedWindow{Rate: float64(n), Period: time.Hour})
+		for _, want := range []bool{true, false} {
+			if res, err := f.RateLimit(t.Context(), limit.Global()); err != nil || res.OK != want {
+				t.Errorf("1/%d of %d: %+v, %v, want granted %v", n, n, res, err, want)
+			}
+		}
+	}
+}
+
 // Who comes at the RetryAt that it was told in an outage is let through, and not before.
 func TestDenialsInAnOutageTellWhenTheyEnd(t *testing.T) {
 	t.Parallel()

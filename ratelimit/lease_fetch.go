@@ -274,7 +274,7 @@ func (s *Lease) ask(ctx context.Context, f *flight) (res Result, sent int64, err
 	batch, need, beyond := f.batch, f.need, f.beyond
 	for range rounds {
 		sent = s.before()
-		res, err = s.a.rateLimit(ctx, nil, s.request.Count(need+beyond))
+		res, err = s.a.rateLimit(ctx, nil, s.request.Count(min(need+beyond, max(need, s.most)))) // the sum may be rounded up
 		if err != nil || res.OK {
 			return res, sent, err
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"maps"
+	"math"
 	"time"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
@@ -55,7 +56,7 @@ func (s *spares) decide(calls []call, share float64, at int64) (Result, error) {
 	for i := range calls {
 		c := &calls[i]
 		// its share, without its options: it is granted now or not at all
-		c.Capacity, c.Rate, c.Debt = share*c.Capacity, share*c.Rate, 0
+		c.Capacity, c.Rate, c.Debt = nearlyWhole(share*c.Capacity), share*c.Rate, 0
 		c.Ahead = algebra.Ahead{Leave: share * c.Leave}
 		if !(c.Capacity-c.Count >= c.Leave) {
 			return Result{}, errShare
@@ -91,4 +92,12 @@ func (s *spares) room(n int, at int64) bool {
 		maps.DeleteFunc(s.of, func(_ uint64, b spare) bool { return b.full <= at })
 	}
 	return len(s.of)+n <= mostSpares
+}
+
+// nearlyWhole makes up for rounding: 49 times 1/49 is a little less than 1, which would grant nothing.
+func nearlyWhole(x float64) float64 {
+	if n := math.Round(x); math.Abs(x-n) <= n*1e-12 {
+		return n
+	}
+	return x
 }

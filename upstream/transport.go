@@ -117,7 +117,7 @@ func (t *Transport) pause(resp *http.Response) time.Duration {
 	case resp.StatusCode == http.StatusServiceUnavailable:
 		return 0
 	case t.Unsaid > 0:
-		return t.Unsaid
+		return min(t.Unsaid, most) // as long as a pause may be
 	}
 	return time.Minute
 }

@@ -115,6 +115,7 @@ func TestTheLimitsArePausedForAsLongAsTheAPIAsks(t *testing.T) {
 		"429 for ever, allowed":     {429, map[string]string{"Retry-After": "99999999999"}, 0, 1e6 * time.Hour, 366 * 24 * time.Hour},
 		"bound below 0":             {429, map[string]string{"Retry-After": "31622400"}, 0, -1, time.Hour},
 		"Unsaid is not bounded":     {429, nil, 2 * time.Hour, time.Minute, 2 * time.Hour},
+		"Unsaid for ever":           {429, nil, 1e6 * time.Hour, 0, 366 * 24 * time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

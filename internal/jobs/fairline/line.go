@@ -101,6 +101,7 @@ func (l Line) checked() (*line, error) {
 	if c.Patience == 0 {
 		c.Patience = defaultPatience
 	}
+	c.Patience = min(c.Patience, mostPatience)
 	if c.Others > 0 && c.Leave == 0 {
 		c.Leave = c.capacity / 2
 	}
@@ -124,6 +125,9 @@ func (l Line) checked() (*line, error) {
 	c.reserved = *reserved
 	return c, nil
 }
+
+// mostPatience is as good as for ever, and three times as long is still a Duration.
+const mostPatience = 90 * 366 * 24 * time.Hour
 
 // level is the priority of a job for other tenants, given for how long it has been due.
 func (l *line) level(priority int, waited time.Duration) int {

@@ -60,12 +60,12 @@ func Free(
 
 // watch is what is remembered of the jobs that have gone.
 type watch struct {
-	last  time.Time          // when it was looked for them, by this process' clock
-	from  time.Time          // jobs that were cancelled before are known,
-	id    int64              // and at that time those up to this one,
+	last  time.Time           // when it was looked for them, by this process' clock
+	from  time.Time           // jobs that were cancelled before are known,
+	id    int64               // and at that time those up to this one,
 	known map[int64]time.Time // and these, by when they were cancelled
-	seen  []*riverjob.Waiter // that waited when it was last looked
-	gaps  ticket.Gaps        // in the order in which they were left
+	seen  []*riverjob.Waiter  // that waited when it was last looked
+	gaps  ticket.Gaps         // in the order in which they were left
 }
 
 const (

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -347,7 +348,9 @@ func (p Pacing) Ticket(res *ratelimit.Result, attempts int, paid bool) Ticket {
 }
 
 // Random is the jitter: uniform, drawn anew for each insert.
-func Random(most time.Duration) time.Duration { return rand.N(max(most, 0) + 1) } //nolint:gosec // jitter
+func Random(most time.Duration) time.Duration {
+	return rand.N(min(max(most, 0), math.MaxInt64-1) + 1) //nolint:gosec // jitter
+}
 
 // Latest is the last of some instants.
 func Latest(all ...time.Time) time.Time { return slices.MaxFunc(all, time.Time.Compare) }

@@ -2,9 +2,11 @@ package ticket
 
 import (
 	"encoding/json"
+	"math"
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/riverqueue/river/rivertype"
 	"pgregory.net/rapid"
@@ -129,6 +131,16 @@ func TestATicketWithANULIsNone(t *testing.T) {
 		var got Ticket
 		if err := json.Unmarshal(b, &got); err == nil || got.Known() {
 			t.Errorf("%s reads as %+v, %v", more, got, err)
+		}
+	}
+}
+
+// The jitter has no largest value.
+func TestRandomIsWithinItsBound(t *testing.T) {
+	t.Parallel()
+	for _, most := range []time.Duration{-1, 0, 1, math.MaxInt64} {
+		if d := Random(most); d < 0 || d > max(most, 0) {
+			t.Errorf("%v of %v", d, most)
 		}
 	}
 }

@@ -11,7 +11,10 @@
 // comes is granted its first job after at most one job of each other tenant.
 package turn
 
-import "cmp"
+import (
+	"cmp"
+	"math"
+)
 
 // Line is a line. The zero Line is one in which nobody was granted anything.
 type Line struct {
@@ -62,7 +65,10 @@ func (l *Line) start(t *Tenant) float64 { return max(t.At, l.Virtual) }
 func (l *Line) charge(t *Tenant, cost, weight float64) {
 	paid := min(t.Credit, cost)
 	t.Credit -= paid
-	t.At = l.start(t) + (cost-paid)/weight
+	start := l.start(t)
+	if t.At = start + (cost-paid)/weight; cost > paid {
+		t.At = max(t.At, math.Nextafter(start, math.Inf(1))) // however large the weight
+	}
 }
 
 // Correct charges a tenant for what a job has used beyond its cost. Below 0 that is a refund. A

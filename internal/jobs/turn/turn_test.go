@@ -227,3 +227,21 @@ func TestLevelsGoBeforeShares(t *testing.T) {
 		t.Errorf("%+v is next, and all are out", got)
 	}
 }
+
+// A weight so large that its jobs cost next to nothing does not keep all others from their turns, not
+// even where the line's time is so large that such a cost is lost in rounding.
+func TestALargeWeightKeepsNobodyFromItsTurn(t *testing.T) {
+	t.Parallel()
+	l := turn.Line{Virtual: 1 << 33}
+	large, small := &turn.Tenant{Name: "a", At: l.Virtual}, &turn.Tenant{Name: "b", At: l.Virtual}
+	all, weights, had := []*turn.Tenant{large, small}, map[*turn.Tenant]float64{large: 1 << 20, small: 1 << 20}, 0
+	for range 100 {
+		next := l.Next(all)
+		if l.Grant(all, next, 0x1p-20, weights[next]); next == small {
+			had++
+		}
+	}
+	if had < 10 {
+		t.Errorf("one of two tenants had %d of 100 turns", had)
+	}
+}

@@ -64,7 +64,8 @@ func (w *Whole) planBy(
 			}
 		}
 	}
-	if w.Shards > 1 && left < a.Leave && a.Leave > 0 {
+	rounded := (a.Count + a.Capacity) * lastDigits
+	if w.Shards > 1 && left < a.Leave-rounded && a.Leave > 0 {
 		return Plan{}, false
 	}
 	if len(p.Able) > 0 {
@@ -77,7 +78,7 @@ func (w *Whole) planBy(
 		return p, false
 	}
 	if !ahead {
-		if p.Parts, ok = Gather(loose, a.Count); ok {
+		if p.Parts, ok = Gather(loose, a.Count, rounded); ok {
 			for k := range p.Parts {
 				q := &p.Parts[k]
 				// the second may be rounded
@@ -127,7 +128,7 @@ func (w *Whole) planAhead(a *algebra.Ask, now int64, there []Part) (p Plan, ok b
 		var denied []int
 		for k := range p.Parts {
 			q := &p.Parts[k]
-			if over := q.Count - rooms[q.Shard]; over > 0 && over <= a.Count*lastDigits {
+			if over := q.Count - rooms[q.Shard]; over > 0 && over <= (a.Count+a.Capacity)*lastDigits {
 				q.Count = rooms[q.Shard]
 			}
 			row := PartOf(a, w.Shards, q.Shard, q.Count)
@@ -148,8 +149,8 @@ func (w *Whole) planAhead(a *algebra.Ask, now int64, there []Part) (p Plan, ok b
 // rounding is how much of a count may be missing because the parts of something were rounded.
 const rounding = 1e-9
 
-// lastDigits is how much of a count may be missing because its parts were added up.
-const lastDigits = 0x1p-44
+// lastDigits is how much of a number may be missing because its parts were added up.
+const lastDigits = 0x1p-50
 
 // room returns how much a shard grants ahead, as far as MaxReserved bounds that.
 func room(a *algebra.Ask, n int, q *Part) float64 {
@@ -170,9 +171,9 @@ func byCount(a, b Part) int { return cmp.Or(cmp.Compare(b.Count, a.Count), a.Sha
 
 func byShard(a, b Part) int { return a.Shard - b.Shard }
 
-// Gather takes n from the fullest shards, and from as few as possible. The parts may add up to a
-// little less than n, as shares of a limit may be rounded.
-func Gather(there []Part, n float64) (parts []Part, ok bool) {
+// Gather takes n from the fullest shards, and from as few as possible. The parts may add up to less
+// than n, by what may be missing because shares of a limit are rounded.
+func Gather(there []Part, n, rounded float64) (parts []Part, ok bool) {
 	there = slices.SortedStableFunc(slices.Values(there), byCount)
 	rest := n
 	for _, p := range there {
@@ -181,7 +182,7 @@ func Gather(there []Part, n float64) (parts []Part, ok bool) {
 		}
 		p.Count = min(p.Count, rest)
 		parts = append(parts, p)
-		if rest -= p.Count; rest <= n*lastDigits {
+		if rest -= p.Count; rest <= rounded {
 			slices.SortFunc(parts, byShard)
 			return parts, true
 		}

@@ -107,8 +107,8 @@ func TestRoundedSharesDenyNothing(t *testing.T) {
 			c.Reserve, c.Debt = true, tokens(1, "debt")
 			c.Count = c.Capacity + c.Debt
 		} else {
-			c.Leave = min(tokens(0, "leave"), c.Capacity-1)
-			c.Count = c.Capacity - c.Leave
+			c.Count = min(tokens(1, "tenths")/10, c.Capacity)
+			c.Leave = c.Capacity - c.Count
 		}
 		shares := c.Shares(n)
 		values := make([]float64, n)
@@ -123,7 +123,7 @@ func TestRoundedSharesDenyNothing(t *testing.T) {
 		for _, q := range p.Parts {
 			sum += q.Count
 		}
-		if len(p.Able) == 0 && math.Abs(sum-c.Count) > 1e-12*c.Count {
+		if len(p.Able) == 0 && math.Abs(sum-c.Count) > 1e-14*(c.Count+c.Capacity) {
 			t.Fatalf("the parts are %v", sum)
 		}
 	})
@@ -136,5 +136,16 @@ func TestTheLastTokenIsReserved(t *testing.T) {
 	c.Reserve = true
 	if _, ok := whole(-3, -3, -3).Plan(c, 1, false, nil); !ok {
 		t.Error("denied")
+	}
+}
+
+// Who has lost to others comes back later, also if there is nothing to wait for.
+func TestWhoHasLostDoesNotSpin(t *testing.T) {
+	t.Parallel()
+	for _, count := range []float64{0, 1} {
+		c := &algebra.Ask{Rule: algebra.Rule{Capacity: 9, Rate: 9, Period: 1000}, Count: count}
+		if v := whole(3, 3, 3).Lost(c); v.RetryAt < v.At+shortTransaction || v.RetryAt > v.At+longTransaction {
+			t.Errorf("%v tokens: told to come back %d microseconds later", count, v.RetryAt-v.At)
+		}
 	}
 }

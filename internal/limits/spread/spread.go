@@ -119,8 +119,13 @@ func (w *Whole) Decide(a *algebra.Ask) algebra.Verdict {
 func (w *Whole) Lost(a *algebra.Ask) algebra.Verdict {
 	b := w.Sum(&a.Rule, w.At)
 	anew := a.Earliest(0, w.At, w.At, min(a.Count, a.Capacity), 0)
+	anew = max(anew, w.At+shortTransaction)
 	return algebra.Verdict{At: w.At, Before: b, After: b, RetryAt: min(anew, w.At+longTransaction)}
 }
 
 // longTransaction is within how many microseconds after its take a transaction usually ends.
-const longTransaction = 100_000
+// shortTransaction is the least that it takes: a caller that comes back at once would only spin.
+const (
+	longTransaction  = 100_000
+	shortTransaction = 1_000
+)
