@@ -3,6 +3,7 @@ package dashboard
 import (
 	"cmp"
 	"slices"
+	"strings"
 )
 
 const mostFrequent = 20
@@ -31,6 +32,7 @@ func (f *frequent) add(key string) {
 			least = i
 		}
 	}
+	key = strings.Clone(key) // which may be a small part of something large
 	if len(*f) < mostFrequent {
 		*f = append(*f, often{key, 1, 0})
 		return

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,9 +18,9 @@ type Limit struct {
 	window      time.Duration
 
 	mu    sync.Mutex
-	share float64            // tokens that flow in a window, as last told
-	most  float64            // the capacity, likewise
-	of    map[string]float64 // what tenants have used in the window of their last call
+	share float64             // tokens that flow in a window, as last told
+	most  float64             // the capacity, likewise
+	of    map[string]*float64 // what tenants have used in the window of their last call
 }
 
 // Config configures a [Limit]. The zero Config uses the defaults.
@@ -72,7 +73,7 @@ func Define(name string, rule ratelimit.Rule, cfg Config) (*Limit, error) {
 			"fair: the count of what tenants have used, of Config.Window and Config.Most: %w", err,
 		)
 	}
-	return &Limit{total: total, used: used, window: cfg.Window, of: make(map[string]float64)}, nil
+	return &Limit{total: total, used: used, window: cfg.Window, of: make(map[string]*float64)}, nil
 }
 
 // MustDefine is like [Define] but panics on an error. It is for package variables.
@@ -133,7 +134,10 @@ const headroom = 0.8
 func (l *Limit) leave(t Tenant, n float64) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	used := l.of[t.Key]
+	used := 0.0
+	if of := l.of[t.Key]; of != nil {
+		used = *of
+	}
 	if !(used > 0 && l.share > 0 && n < l.most) {
 		return 0
 	}
@@ -152,8 +156,13 @@ func (l *Limit) learn(key string, res *ratelimit.Result) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.most, l.share = total.Capacity, total.Rate*float64(l.window)/float64(total.Period)
-	if _, known := l.of[key]; !known && len(l.of) >= mostTenants {
-		clear(l.of)
+	of := l.of[key]
+	if of == nil {
+		if len(l.of) >= mostTenants {
+			clear(l.of)
+		}
+		of = new(float64)
+		l.of[strings.Clone(key)] = of // the key may be a small part of something large
 	}
-	l.of[key] = used.Capacity - used.Value
+	*of = used.Capacity - used.Value
 }

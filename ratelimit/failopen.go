@@ -175,6 +175,8 @@ func (f *FailOpen) Opened() int64 {
 
 // open decides a call in an outage. If it is not let through, open returns err and the reason.
 func (f *FailOpen) open(ctx context.Context, err error, requests []Request) (Result, error) {
+	tell := func() {}
+	defer func() { tell() }() // without the lock: who writes logs may call this FailOpen
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := time.Now()
@@ -182,9 +184,12 @@ func (f *FailOpen) open(ctx context.Context, err error, requests []Request) (Res
 		f.began = now
 	}
 	if !f.away {
-		f.logger().ErrorContext(ctx,
-			"ratelimit: calls are let through, because the database decides nothing",
-			"for", max(0, f.most()-now.Sub(f.began)), "error", err)
+		left := max(0, f.most()-now.Sub(f.began))
+		tell = func() {
+			f.logger().ErrorContext(ctx,
+				"ratelimit: calls are let through, because the database decides nothing",
+				"for", left, "error", err)
+		}
 	}
 	f.away = true
 
@@ -200,8 +205,12 @@ func (f *FailOpen) open(ctx context.Context, err error, requests []Request) (Res
 	if why != "" {
 		if !f.shut {
 			f.shut = true
-			f.logger().ErrorContext(ctx, "ratelimit: calls are no longer let through",
-				"why", why, "error", err)
+			first := tell
+			tell = func() {
+				first()
+				f.logger().ErrorContext(ctx, "ratelimit: calls are no longer let through",
+					"why", why, "error", err)
+			}
 		}
 		return Result{}, fmt.Errorf("%w (no longer let through: %s)", err, why)
 	}
@@ -222,6 +231,8 @@ func (f *FailOpen) open(ctx context.Context, err error, requests []Request) (Res
 // decided notes that the database has decided a call.
 func (f *FailOpen) decided(ctx context.Context) {
 	f.health.decidedAt(time.Now())
+	tell := func() {}
+	defer func() { tell() }()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.began.IsZero() {
@@ -230,8 +241,11 @@ func (f *FailOpen) decided(ctx context.Context) {
 	now := time.Now()
 	if f.away {
 		f.away, f.well = false, now
-		f.logger().WarnContext(ctx, "ratelimit: the database decides again",
-			"after", now.Sub(f.began), "through", f.opened)
+		after, through := now.Sub(f.began), f.opened
+		tell = func() {
+			f.logger().WarnContext(ctx, "ratelimit: the database decides again",
+				"after", after, "through", through)
+		}
 	}
 	// For and Most are renewed only after the database has decided calls for as long as For. One
 	// that comes and goes does not renew them.

@@ -265,6 +265,39 @@ func TestSharesOfALimitAreKeptInAnOutage(t *testing.T) {
 	}
 }
 
+// asking is a log handler that itself calls what it logs for.
+type asking struct {
+	slog.Handler
+	ask func()
+}
+
+func (h *asking) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h *asking) Handle(context.Context, slog.Record) error {
+	h.ask()
+	return nil
+}
+
+// Who writes the logs may do so through the same FailOpen.
+func TestALogHandlerMayCallTheFailOpen(t *testing.T) {
+	t.Parallel()
+	gone, asked := &down{err: errGone}, 0
+	f := &ratelimit.FailOpen{Limiter: gone, Most: 3}
+	h := &asking{Handler: quiet.Handler()}
+	h.ask = func() {
+		if asked++; asked < 10 {
+			_, _ = f.RateLimit(t.Context(), ample.For("logs"))
+		}
+	}
+	f.Logger = slog.New(h)
+	for range 5 {
+		_, _ = f.RateLimit(t.Context(), ample.For("k"))
+	}
+	if asked < 2 {
+		t.Errorf("logged %d times", asked)
+	}
+}
+
 // A share that is a whole token grants one, also if 49 times 1/49 is less than 1.
 func TestAShareOfOneTokenIsOne(t *testing.T) {
 	t.Parallel()

@@ -69,8 +69,8 @@ type LeaseConfig struct {
 // within a tenth of a second, and what is left of it after a second is given back. A caller that
 // takes less than ten times a second gets each token from the database.
 //
-// A denial is remembered until its RetryAt. Until then takes are denied from memory, even if a
-// reset, a settlement or a GiveBack has made tokens available sooner.
+// A denial is remembered until its RetryAt, for a second at most. Until then takes are denied from
+// memory, even if a reset, a Resume, a settlement or a GiveBack has made tokens available sooner.
 //
 // A crash loses the tokens that the process holds or is just fetching. That is at most Block, or a
 // larger take that waits, plus what its open transactions have taken. They count as used.
@@ -163,7 +163,8 @@ func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*
 // An error of the database is returned, wrapped, to the takes that waited for it; tokens that the
 // lease holds are still handed out. After an error that matches [ErrOutcomeUnknown] the block may
 // have been taken, but is not handed out. If ctx ends first, its error is returned, wrapped, and
-// nothing was taken; a take from memory ignores ctx.
+// nothing was taken; a take from memory ignores ctx. A take that waits with a ctx without a deadline
+// fails after Config.Timeout.
 //
 // Inside an InTx on the same pool use [Lease.TakeInTx]. Take does not roll back with the
 // transaction, and if it would have to wait it is refused with [ErrNested].
@@ -285,7 +286,7 @@ type refusal struct {
 // count than the one that was denied, it is computed from the balance at that time.
 func (s *Lease) refused(n float64, now int64) (Result, bool) {
 	d := &s.denied
-	if d.retryAt == 0 {
+	if d.retryAt == 0 || now-d.told >= int64(kept) { // it may have been reset, or resumed
 		return Result{}, false
 	}
 	c := &s.calls[0]

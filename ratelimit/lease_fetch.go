@@ -44,10 +44,19 @@ func (s *Lease) wait(ctx context.Context, n float64) (Result, error) {
 	if w == nil {
 		return res, err
 	}
+	var late <-chan time.Time
+	if d := s.l.patience(ctx); d > 0 {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		late = t.C
+	}
 	select {
 	case <-w.done:
 		return w.res, w.err
 	case <-ctx.Done():
+		err = ctx.Err()
+	case <-late:
+		err = s.l.errTimeout(context.DeadlineExceeded)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,7 +65,7 @@ func (s *Lease) wait(ctx context.Context, n float64) (Result, error) {
 	}
 	s.answer(w, Result{}, nil) // the caller has gone
 	s.graceful(s.flight)
-	return Result{}, explain(ctx, ctx.Err(), "take", s.calls)
+	return Result{}, explain(ctx, err, "take", s.calls)
 }
 
 // queue takes from the hand, or queues up for the next block.

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -275,4 +276,51 @@ func BenchmarkLeaseTake(b *testing.B) {
 			b.Fatal(res, err)
 		}
 	}
+}
+
+// Where nothing answers, each take without a deadline ends after Config.Timeout, however many wait
+// before it.
+func TestTakesThatWaitEndInTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		cfg, err := pgxpool.ParseConfig("postgres://127.0.0.1:1/none")
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.BeforeConnect = func(ctx context.Context, _ *pgx.ConnConfig) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(pool.Close)
+		const timeout = time.Second
+		l, err := New(Config{Timeout: timeout})
+		if err != nil {
+			t.Fatal(err)
+		}
+		limit := MustDefine("waits in time", TokenBucket{Rate: 10, Period: time.Second})
+		s, err := l.Lease(pool, limit.Global(), LeaseConfig{Block: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				if res, err := s.Take(context.Background(), 1); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("%+v, %v", res, err)
+				}
+				if d := time.Since(began); d > timeout+time.Millisecond {
+					t.Errorf("it has waited for %v", d)
+				}
+			})
+		}
+		wg.Wait()
+		if err := s.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
 }

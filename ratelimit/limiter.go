@@ -86,8 +86,10 @@ type Config struct {
 }
 
 // Limiter decides. It holds no connection and no balance. It remembers bounded numbers of keys that
-// were denied or contended lately. It is safe for concurrent use, and one for each program is
-// enough. [New] makes it; the zero Limiter is refused with an error that matches [ErrInvalid].
+// were denied or contended lately. It is safe for concurrent use, and one for each program and
+// database is enough. Do not use one for two databases, or for two schemas of one: what it remembers
+// of a key is not told apart. [New] makes it; the zero Limiter is refused with an error that matches
+// [ErrInvalid].
 type Limiter struct {
 	cfg       Config // with its defaults
 	sql       statements.Statements

@@ -1,6 +1,7 @@
 package slotline
 
 import (
+	"strings"
 	"time"
 
 	"github.com/weir-go/weir/internal/hand"
@@ -19,6 +20,7 @@ func (g *Giver) asked(want hand.Want) {
 	if len(g.numbers) >= mostNumbers {
 		clear(g.numbers)
 	}
+	want.Key = strings.Clone(want.Key) // which may be a small part of something large
 	g.numbers[want.Place] = number{want.N, time.Now()}
 }
 

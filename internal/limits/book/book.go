@@ -9,6 +9,7 @@ import (
 	"hash/maphash"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -150,6 +151,7 @@ func (b *Books) open(p where.Place, layout shard.Layout) *book {
 		b.close(other)
 	}
 	k := &book{layout: layout, shards: make([]page, layout.Shards)}
+	p.Key = strings.Clone(p.Key) // which may be a small part of something large
 	b.of[p] = k
 	b.pages += layout.Shards
 	return k

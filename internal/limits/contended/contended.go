@@ -15,6 +15,7 @@ package contended
 
 import (
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -47,6 +48,7 @@ func (c *Rows) Note(r where.Row) {
 		maps.DeleteFunc(c.rows, func(_ where.Row, until time.Time) bool { return now.After(until) })
 	}
 	if _, known := c.rows[r]; known || len(c.rows) < mostContended {
+		r.Key = strings.Clone(r.Key) // which may be a small part of something large
 		c.rows[r] = now.Add(contendedFor)
 	}
 }

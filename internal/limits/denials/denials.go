@@ -5,6 +5,7 @@ package denials
 
 import (
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 // Denials remembers denials. The zero Denials is ready for use.
 type Denials struct {
 	mu   sync.Mutex
-	rows map[where.Row]denial
+	rows map[where.Row]*denial
 
 	// changes counts changes by this process that make tokens available sooner: resets, settlements
 	// and so on.
@@ -73,7 +74,7 @@ func (d *Denials) Note(row *where.Row, a *algebra.Ask, v *algebra.Verdict, watch
 		return
 	}
 	if d.rows == nil {
-		d.rows = make(map[where.Row]denial)
+		d.rows = make(map[where.Row]*denial)
 	}
 	if len(d.rows) >= mostDenials {
 		d.drop()
@@ -86,7 +87,14 @@ func (d *Denials) Note(row *where.Row, a *algebra.Ask, v *algebra.Verdict, watch
 	wait := time.Duration(min(until-v.At, int64(24*time.Hour/time.Microsecond))) * time.Microsecond
 	now, ask := time.Now(), *a
 	ask.Most = 0 // the next call may not know it yet
-	d.rows[*row] = denial{now.Add(wait), demand, *v, now, ask, watched == d.changes+1}
+	e := d.rows[*row]
+	if e == nil {
+		e = new(denial)
+		r := *row
+		r.Key = strings.Clone(r.Key) // which may be a small part of something large
+		d.rows[r] = e
+	}
+	*e = denial{now.Add(wait), demand, *v, now, ask, watched == d.changes+1}
 }
 
 // Answer returns the remembered denial for a call, if it is the same call and its RetryAt is not
@@ -94,11 +102,14 @@ func (d *Denials) Note(row *where.Row, a *algebra.Ask, v *algebra.Verdict, watch
 func (d *Denials) Answer(
 	row *where.Row, a *algebra.Ask, clock func() time.Time,
 ) (algebra.Verdict, bool) {
+	var e denial
 	d.mu.Lock()
-	e, ok := d.rows[*row]
+	if known := d.rows[*row]; known != nil {
+		e = *known
+	}
 	d.mu.Unlock()
 	v := e.verdict
-	if !ok || !e.answers || e.ask != *a {
+	if !e.answers || e.ask != *a {
 		return v, false
 	}
 	at := v.At + time.Since(e.told).Microseconds()
@@ -115,7 +126,7 @@ func (d *Denials) Answer(
 // drop makes room: it forgets all expired denials, and then any others until half are left.
 func (d *Denials) drop() {
 	now := time.Now()
-	maps.DeleteFunc(d.rows, func(_ where.Row, e denial) bool { return !now.Before(e.until) })
+	maps.DeleteFunc(d.rows, func(_ where.Row, e *denial) bool { return !now.Before(e.until) })
 	for r := range d.rows {
 		if len(d.rows) <= mostDenials/2 {
 			return
@@ -137,5 +148,5 @@ func (d *Denials) ForgetKey(key string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.changes++
-	maps.DeleteFunc(d.rows, func(r where.Row, _ denial) bool { return r.Key == key })
+	maps.DeleteFunc(d.rows, func(r where.Row, _ *denial) bool { return r.Key == key })
 }

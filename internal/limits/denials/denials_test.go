@@ -5,6 +5,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
 	"github.com/weir-go/weir/internal/limits/where"
@@ -217,6 +218,23 @@ func TestADenialFromBeforeAChangeAnswersNobody(t *testing.T) {
 		again.note(&d, deniedFor(time.Hour))
 		if _, ok := d.Answer(&c.Row, &c.Ask, clock); ok {
 			t.Errorf("%s: answered with what was not watched", what)
+		}
+	}
+}
+
+// A key may be cut out of something large, which is not kept with it.
+func TestAKeyIsKeptWithoutWhatItWasCutFrom(t *testing.T) {
+	t.Parallel()
+	large := fmt.Sprintf("%01000d", 0)
+	row := where.Of("limit", large[:8], 0)
+	var d Denials
+	for range 2 {
+		d.Note(&row, &algebra.Ask{Rule: algebra.Rule{Capacity: 1, Rate: 1, Period: 1e6}, Count: 1},
+			&algebra.Verdict{RetryAt: 1e6}, 0)
+	}
+	for r := range d.rows {
+		if unsafe.StringData(r.Key) == unsafe.StringData(large) {
+			t.Error("the key holds the whole string")
 		}
 	}
 }
