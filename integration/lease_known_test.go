@@ -32,7 +32,9 @@ func TestALeaseLearnsOfAResetWithinASecond(t *testing.T) {
 	l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
 	v := l.Autocommit(pool)
 	limit := ratelimit.MustDefine("day", ratelimit.FixedWindow{Rate: 2, Period: 24 * time.Hour, Start: clock.Now()})
-	for name, c := range map[string]struct{ deny, allow func(r ratelimit.Request) error }{
+	for name, c := range map[string]struct {
+		deny, allow func(r ratelimit.Request) error
+	}{
 		"Reset": {
 			func(r ratelimit.Request) error { return v.Consume(t.Context(), r.Count(2)) },
 			func(r ratelimit.Request) error { return v.ResetRateLimit(t.Context(), r) },
