@@ -85,7 +85,7 @@ func (f *fixture) leaves(t *testing.T, sched *scheduler.Scheduler, err error,
 func TestAContextThatEndsBehindTheInsertKeepsBothOrNone(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, scheduler.Config{})
-	k := ratelimit.MustDefine("behind", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
+	k := ratelimit.MustDefine("behind the insert", ratelimit.TokenBucket{Rate: 10, Period: never}).For("k")
 	sched := scheduler.New(f.limiter, scheduler.Config{})
 	unique := &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}
 	insert := func(ctx context.Context, tx pgx.Tx, jobs *scheduler.Jobs) error {

@@ -7,7 +7,7 @@ var ofShards = []mutant{
 		"TakeShard: n.takeShard(k, atOnce),",
 		"TakeShard: n.takeShard(k, func(rule) string { return `$10::float8 IS NOT NULL AND $11::boolean IS NOT NULL` }),", "Shards", whole, true},
 	{"shards: what is missing in one is not looked for in others", "internal/limits/spread/plan.go",
-		"Gather(loose, a.Count); ok {", "Gather(loose[:1], a.Count); ok {", "Shards", whole, true},
+		"Gather(loose, a.Count, rounded); ok {", "Gather(loose[:1], a.Count, rounded); ok {", "Shards", whole, true},
 	{"shards: a part larger than a share", "internal/limits/spread/plan.go",
 		"Most: shares.Each.Capacity}); free", "Most: math.Inf(1)}); free", "NoPartIsLargerThanAShare", []string{"./internal/limits/spread"}, true},
 	{"shards: give back elsewhere", "ratelimit/rows.go",
