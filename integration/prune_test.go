@@ -343,3 +343,28 @@ func TestAPauseIsNotForgottenWhileSomebodyWaits(t *testing.T) {
 		t.Errorf("it runs at %v, and was to run at %v", at, want)
 	}
 }
+
+// What a batch has deleted counts only if it is committed.
+func TestPruneDoesNotCountWhatIsRolledBack(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "Citus has no triggers on distributed tables")
+	bothForms(t, func(t *testing.T, cfg ratelimit.Config) {
+		pool := pgtest.Pool(t)
+		l := rig.Limiter(t, cfg)
+		limit := ratelimit.MustDefine("rolled back", ratelimit.TokenBucket{Rate: 1, Period: time.Microsecond})
+		takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), limit.For("k"))))
+		time.Sleep(time.Millisecond) // it is full again
+		rig.Exec(t, pool, `
+			CREATE FUNCTION refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not at COMMIT'; END $$;
+			CREATE CONSTRAINT TRIGGER refuses AFTER DELETE ON weir_balance DEFERRABLE INITIALLY DEFERRED
+				FOR EACH ROW EXECUTE FUNCTION refuses()`)
+		done, err := l.Prune(t.Context(), pool, ratelimit.PruneConfig{})
+		if err == nil || done != (ratelimit.Pruned{}) {
+			t.Errorf("%+v, %v", done, err)
+		}
+		rig.Exec(t, pool, `DROP TRIGGER refuses ON weir_balance`)
+		if done, err := l.Prune(t.Context(), pool, ratelimit.PruneConfig{}); err != nil || done.Deleted != 1 {
+			t.Errorf("%+v, %v, want one deleted", done, err)
+		}
+	})
+}

@@ -116,7 +116,7 @@ var first = numbered{number: math.MinInt32}
 func pruneTable(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned,
 	what string, batch func(pgx.Tx) (looked int64, err error)) error {
 	for {
-		began := time.Now()
+		began, before := time.Now(), *done
 		var looked int64
 		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted},
 			func(tx pgx.Tx) (err error) {
@@ -125,6 +125,9 @@ func pruneTable(ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done 
 			})
 		if errors.Is(err, pgx.ErrNoRows) || err == nil && looked == 0 {
 			return nil
+		}
+		if err != nil { // what this batch has done is rolled back
+			*done = before
 		}
 		took := time.Since(began)
 		if err == nil && cfg.Progress != nil {

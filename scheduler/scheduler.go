@@ -23,9 +23,10 @@ import (
 type Config struct {
 	// Jitter is the longest random delay that is added to RunAt, so that jobs that become due
 	// together do not start together. It is never more than a tenth of the period of the limit that
-	// set RunAt, because a longer delay would waste tokens. Jobs that are granted at once are not
-	// delayed. Default: 250 ms for jobs that would start at the same instant, which happens when a
-	// pause ends or, with Bunch, a window begins; otherwise none. A negative value means none.
+	// set RunAt, because a longer delay would waste tokens; only after a pause, it may be. Jobs that
+	// are granted at once are not delayed. Default: 250 ms for jobs that would start at the same
+	// instant, which happens when a pause ends or, with Bunch, a window begins; otherwise none. A
+	// negative value means none.
 	Jitter time.Duration
 
 	// Bunch starts all jobs reserved in a fixed window right at the start of the window, plus
