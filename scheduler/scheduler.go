@@ -182,7 +182,7 @@ func (s *Scheduler) in(tx pgx.Tx, client manyInserter) target {
 		func(ctx context.Context, results []ratelimit.Result) error {
 			return s.limiter.GiveBackMany(ctx, tx, results)
 		},
-		func(ctx context.Context) { _, _ = tx.Exec(ctx, failSQL) }}
+		func(ctx context.Context) { _, _ = tx.Exec(ctx, riverjob.FailSQL) }}
 }
 
 // insert inserts jobs whose tokens are taken.
@@ -226,6 +226,9 @@ func (s *Scheduler) insert(
 		}
 		in.Inserted(job.Job)
 	}
+	if len(unused) == 0 {
+		return inserted, nil
+	}
 	ctx, cancel := lasting(ctx)
 	defer cancel()
 	return inserted, to.giveBack(ctx, unused)
@@ -236,9 +239,6 @@ func (s *Scheduler) insert(
 func lasting(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 }
-
-// failSQL fails, so that its transaction can only roll back.
-const failSQL = `DO $$ BEGIN RAISE 'the context ended while a job was inserted: this transaction can only roll back'; END $$`
 
 // check tells whether j was made with what it needs.
 func (j *Jobs) check() error {

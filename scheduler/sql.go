@@ -7,6 +7,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -59,12 +60,9 @@ func (j *SQLJobs) in(tx *sql.Tx) target {
 			return []*rivertype.JobInsertResult{job}, err
 		},
 		func(ctx context.Context, results []ratelimit.Result) error {
-			if len(results) == 0 {
-				return nil
-			}
 			return verbs.GiveBack(ctx, results[0])
 		},
-		func(ctx context.Context) { _, _ = tx.ExecContext(ctx, failSQL) }}
+		func(ctx context.Context) { _, _ = tx.ExecContext(ctx, riverjob.FailSQL) }}
 }
 
 // ReserveTx is [Jobs.ReserveTx] in a transaction of database/sql: each of the requests may be

@@ -79,36 +79,17 @@ func (w Waiting) String() string {
 // goes first in a fair line, nor which jobs wait for slots. [Jobs.Waiting], [Jobs.InLine] and
 // [Jobs.Explain] do.
 func Explain(job *rivertype.JobRow) (Waiting, bool) {
-	if s := queued(job); s != nil {
+	if s := ticket.InLine(job); s != nil {
 		w := Waiting{Job: job, Limit: s.Limit, Key: s.Key, Tenant: s.Tenant}
 		if s.From != 0 {
 			w.Until = time.UnixMicro(s.From).UTC()
 		}
 		return w, true
 	}
-	if t, ok := waits(job); ok {
+	if t, ok := ticket.Waiting(job); ok {
 		return explained(&t, job), true
 	}
 	return Waiting{}, false
-}
-
-// queued returns the place in line of a job that waits for its turn.
-func queued(job *rivertype.JobRow) *ticket.Seat {
-	t, ok := ticket.Of(job)
-	if !ok || !t.Known() || t.Seat == nil || !t.Seat.Waits ||
-		job.State != rivertype.JobStateAvailable && job.State != rivertype.JobStateScheduled {
-		return nil
-	}
-	return t.Seat
-}
-
-// waits returns the ticket of a job that waits for its time.
-func waits(job *rivertype.JobRow) (ticket.Ticket, bool) {
-	t, ok := ticket.Of(job)
-	ok = ok && t.Known() && t.Attempt == job.Attempt && t.Due != 0 && t.By < len(t.Rows()) &&
-		(job.State == rivertype.JobStateAvailable || job.State == rivertype.JobStateScheduled)
-	t.Due = job.ScheduledAt.UnixMicro() // it may have been moved
-	return t, ok
 }
 
 func explained(t *ticket.Ticket, job *rivertype.JobRow) Waiting {
@@ -158,7 +139,7 @@ func (j *Jobs) WaitingFor(
 	var jobs []*rivertype.JobRow
 	var waiting []*riverjob.Waiter
 	for _, job := range found.Jobs {
-		if t, ok := waits(job); ok && slices.Contains(t.Rows(), of) {
+		if t, ok := ticket.Waiting(job); ok && slices.Contains(t.Rows(), of) {
 			jobs, waiting = append(jobs, job), append(waiting, &riverjob.Waiter{Ticket: t})
 		}
 	}

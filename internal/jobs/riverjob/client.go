@@ -256,6 +256,9 @@ func Inserting(ctx context.Context, now time.Time) (context.Context, *Insertion)
 	return context.WithValue(ctx, insertionKey{}, in), in
 }
 
+// FailSQL fails, so that its transaction can only roll back.
+const FailSQL = `DO $$ BEGIN RAISE 'the context ended while a job was inserted: this transaction can only roll back'; END $$`
+
 // InsertBegin makes a reserved job that is due soon available at once.
 func (c *Client) InsertBegin(ctx context.Context, params *rivertype.JobInsertParams) {
 	in, ok := ctx.Value(insertionKey{}).(*Insertion)
