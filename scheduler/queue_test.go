@@ -240,19 +240,3 @@ func TestQueuedJobsStart(t *testing.T) {
 	}
 	eventually(t, "the line is empty", func() bool { return f.inLine(t) == 0 })
 }
-
-// Costs that are fractions may add up to what a limit may lend, and to a little more if they are added
-// up in another way. The line goes on all the same.
-func TestALineOfFractionsIsGranted(t *testing.T) {
-	t.Parallel()
-	limit := ratelimit.MustDefine("fractions", ratelimit.TokenBucket{Rate: 1, Period: time.Second,
-		Capacity: ratelimit.Tokens(1), MaxReserved: ratelimit.Tokens(1.7)})
-	cfg := scheduler.Config{Lines: []scheduler.Line{{Limit: limit}}}
-	f := setUp(t, cfg)
-	j := newJournal(f)
-	for i := range 3 {
-		f.queue(t, queueing(i, limit.For("k").Count(0.9)))
-	}
-	j.client(t, scheduler.New(f.limiter, cfg))
-	j.await(t, 3)
-}

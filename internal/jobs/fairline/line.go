@@ -248,7 +248,7 @@ func (all Lines) foresee(
 	ctx context.Context, s riverjob.Store, tx pgx.Tx, of ticket.Row,
 ) (g *grant, more bool, err error) {
 	most := math.Inf(1)
-	l := &line{Line: Line{Patience: defaultPatience}, rate: most, capacity: most}
+	l := &line{Line: Line{Patience: defaultPatience}, rate: most}
 	if known := all[of[0]]; known != nil {
 		l.Patience, l.OverAll = known.Patience, known.OverAll
 	}

@@ -75,9 +75,7 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 		b := busy[c.queue]
 		enough := g.line.rate * workAhead.Seconds()
 		switch {
-		case used+c.Cost > g.limit.Value+g.line.reserved,
-			// as a request for all of them is refused; the sums may be rounded differently
-			!(g.line.capacity-(used+c.Cost) >= -g.line.reserved):
+		case used+c.Cost > g.limit.Value+g.line.reserved:
 			return // until there are as many
 		case b.n > 1 && (b.due >= enough || b.late && b.all >= enough):
 			g.scarce = true
