@@ -46,8 +46,8 @@ func TestEveryTokenIsUsedOrLeftAtOnce(t *testing.T) {
 			limit := ratelimit.MustDefine("books", c.rule, ratelimit.Shards(c.shards))
 			cfg := ratelimit.Config{Clock: clock.Now}
 			if pgtest.Citus() {
-				// At SERIALIZABLE a worker may fail a transaction at COMMIT, and nobody is told what
-				// became of it.
+				// At SERIALIZABLE a worker may fail a COMMIT, and the coordinator does not say whether
+				// it took effect.
 				cfg.IsoLevel = pgx.ReadCommitted
 			}
 			l := rig.Limiter(t, cfg)

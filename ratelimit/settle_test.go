@@ -62,7 +62,7 @@ func TestWhatIsNotNamedWasUsedAsReserved(t *testing.T) {
 	}
 }
 
-// Whoever has used what was reserved, from several rows, has used of each what was taken there.
+// If all that was reserved was used, then of each row exactly what was taken there.
 func TestWhatWasReservedOfSeveralRowsIsUsedAsItWasTaken(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -191,12 +191,12 @@ func (s *Scheduler) insert(
 ) (inserted []*Inserted, err error) {
 	defer func() {
 		if inserted == nil {
-			// If Postgres failed, this does too, and rolls back with the rest.
 			last, cancel := lasting(ctx)
 			defer cancel()
-			_ = to.giveBack(last, each)
 			if ctx.Err() != nil { // River may have inserted, and not yet notified
 				to.fail(last)
+			} else { // if Postgres failed, this does too, and rolls back with the rest
+				_ = to.giveBack(last, each)
 			}
 		}
 	}()

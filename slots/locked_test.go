@@ -13,8 +13,8 @@ import (
 	"github.com/weir-go/weir/slots"
 )
 
-// A free slot whose row somebody has locked counts as taken. Whoever asks for it and leaves takes no
-// connection of the pool with it: the process needs these to renew its other slots.
+// A free slot whose row somebody has locked counts as taken. A caller that gives up keeps no
+// connection of the pool, which needs them to renew the other slots.
 func TestALockedRowOfAFreeSlotHoldsNoConnections(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "a worker of Citus does not know the lock_timeout")

@@ -163,7 +163,7 @@ func room(a *algebra.Ask, n int, q *Part) float64 {
 	for most > 0 && q.Count-most < least { // by rounding
 		most = math.Nextafter(most, 0)
 	}
-	return most
+	return max(0, most)
 }
 
 // byCount sorts the fullest first.

@@ -22,7 +22,7 @@ var (
 )
 
 // mutants are all of them.
-var mutants = slices.Concat(ofTheCore, ofShards, ofTheScheduler, ofTheLines, ofAtOnce, ofSlots, ofTheRest, ofTools)
+var mutants = slices.Concat(ofTheCore, ofShards, ofTheScheduler, ofTheLines, ofAtOnce, ofSlots, ofTheRest, ofEdges, ofTools)
 
 var ofTheCore = []mutant{
 	// the statement
