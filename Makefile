@@ -15,6 +15,8 @@ FUZZTIME ?= 20s
 # Tests that draw at random, or break what they stand on: WEIR_TEST_DURATION is for how long each of them goes on. Without it each
 # does a few rounds. The timeout only ends a test that hangs.
 RANDOM_TESTS := Linearizable|AtOnce|ModelDoes|OneBalance|Pruning|InspectReads|Faults|Kill|Cut|Shut|Terminated|Silent|Canceled|GiveUp|Timeouts|ReadOnly|Scheduled|UnderLoad|FirstUses
+# Tests of thousands of jobs, which would keep make test waiting.
+LARGE_TESTS := MoreThanAThousandThatAreLate|ManyJobsThatWaitForSlots
 TIMEOUT := -timeout=30m
 export GOFLAGS ?= -mod=readonly
 
@@ -58,6 +60,7 @@ test: postgres sfv ## Run all tests, on servers of their own
 .PHONY: test/stress
 test/stress: postgres ## Run the random tests and the faults for longer than make test does: DURATION=10s for each
 	WEIR_TEST_DURATION=$(or $(DURATION),10s) $(GO) test -count=1 $(TIMEOUT) -parallel=8 -run '$(RANDOM_TESTS)' ./integration/...
+	WEIR_TEST_DURATION=1s $(GO) test -count=1 -run '$(LARGE_TESTS)' ./scheduler
 
 .PHONY: test/faults
 test/faults: postgres ## Run the tests under faults, and print their rounds: killed servers, cut connections

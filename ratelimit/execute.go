@@ -49,7 +49,7 @@ func (x executor) run(ctx context.Context, statements []*statement) error {
 	x.count()
 	if x.ends && (x.stepwise || ctx.Err() != nil) {
 		var cancel context.CancelFunc
-		ctx, cancel = detached(ctx)
+		ctx, cancel = outlasting(ctx)
 		defer cancel()
 	}
 	if len(x.before) > 0 {

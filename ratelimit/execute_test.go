@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -38,5 +40,38 @@ func TestAnErrorAfterTheCommitOfSendBatch(t *testing.T) {
 		if _, err := new(sending).readAll(tooLate{}, nil, nil, marked); err != nil {
 			t.Errorf("marked %v: %v, though COMMIT was answered", marked, err)
 		}
+	}
+}
+
+// sleeper is a statement that takes so long, as a row is held.
+type sleeper time.Duration
+
+func (d sleeper) send(ctx context.Context, _ []*statement) error { return rest(ctx, time.Duration(d)) }
+
+// What has been begun is ended even if the caller's context has ended, for five seconds. It waits
+// for held rows as long as that context does.
+func TestTheSecondTripLastsLongerThanItsContext(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		ctx, trip time.Duration
+		err       error
+	}{
+		"as long as its context": {time.Hour, time.Minute, nil},
+		"a little longer":        {time.Second, 5 * time.Second, nil},
+		"much longer":            {time.Second, 7 * time.Second, context.Canceled},
+		"it has ended":           {0, 4 * time.Second, nil},
+		"it has ended for long":  {0, 6 * time.Second, context.Canceled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), tc.ctx)
+				defer cancel()
+				x := executor{to: sleeper(tc.trip), stepwise: true, ends: true}
+				if err := x.run(ctx, nil); !errors.Is(err, tc.err) {
+					t.Errorf("%v, want %v", err, tc.err)
+				}
+			})
+		})
 	}
 }

@@ -34,7 +34,7 @@ func (l *Limiter) lookAgain(
 	if len(gives) > 0 {
 		var cancel context.CancelFunc
 		// otherwise the transaction could go on with only a part of the call taken
-		ctx, cancel = detached(ctx)
+		ctx, cancel = outlasting(ctx)
 		defer cancel()
 	}
 	if first {

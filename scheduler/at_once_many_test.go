@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/scheduler"
 	"github.com/weir-go/weir/slots"
 )
@@ -39,6 +40,7 @@ func (c *crew) counted(clients, workers int) *counting {
 // they wait, and others for two hundred more keys, they cost a few statements a second.
 func TestManyJobsThatWaitForSlotsLeaveOthersAlone(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	c := newCrew(t, 1)
 	const n, keys = 20_000, 200
 	others := c.newSlots()

@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 )
@@ -95,6 +96,7 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 // More of them than pay at a time do not start in the time of those that have paid before.
 func TestMoreThanAThousandThatAreLateArePacedAnew(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	f, sched, j := exact(t)
 	const n, rate, capacity = 1500, 150.0, 5.0
 	limit := ratelimit.MustDefine("lateThousand", ratelimit.TokenBucket{Rate: rate, Period: time.Second,

@@ -126,6 +126,15 @@ func Granted(res ratelimit.Result, err error) error {
 	return res.Err()
 }
 
+// Large is for a test that takes many seconds of both processors: it runs only where
+// WEIR_TEST_DURATION is set, as by make test/stress.
+func Large(t testing.TB) {
+	t.Helper()
+	if os.Getenv("WEIR_TEST_DURATION") == "" {
+		t.Skip("too large for make test: make test/stress runs it")
+	}
+}
+
 // FewChecks is for TestMain: where nobody asks for more, a property draws a quarter of the hundred
 // cases that are usual, as each is many statements.
 func FewChecks() {
