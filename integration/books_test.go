@@ -45,18 +45,13 @@ func TestEveryTokenIsUsedOrLeftAtOnce(t *testing.T) {
 			clock := weirtest.NewClock(rig.Noon) // stands still
 			limit := ratelimit.MustDefine("books", c.rule, ratelimit.Shards(c.shards))
 			cfg := ratelimit.Config{Clock: clock.Now}
-			if pgtest.Citus() {
-				// At SERIALIZABLE a worker may fail a COMMIT, and the coordinator does not say whether
-				// it took effect.
-				cfg.IsoLevel = pgx.ReadCommitted
-			}
 			l := rig.Limiter(t, cfg)
 			all := make([]*bookkeeper, 0, 10)
 			var layout sync.RWMutex
 			for i := range cap(all) {
 				w := crowds[i%len(crowds)]
 				// What is portable does not share a limit with callers who use advisory locks.
-				for w.Portable || pgtest.Citus() && (w.Name == "Serializable" || w.Name == "SendBatch") {
+				for w.Portable {
 					w = crowds[rand.IntN(len(crowds))]
 				}
 				if i%2 == 1 {
@@ -207,7 +202,8 @@ func (b *bookkeeper) end(ctx context.Context, k ratelimit.Request) error {
 
 // undo takes in a transaction that is rolled back.
 func (b *bookkeeper) undo(ctx context.Context, r ratelimit.Request) error {
-	opts := pgx.TxOptions{IsoLevel: rig.Levels[rand.IntN(len(rig.Levels))]}
+	levels := rig.CrowdedLevels()
+	opts := pgx.TxOptions{IsoLevel: levels[rand.IntN(len(levels))]}
 	err := b.l.InTxOptions(ctx, b.pool, opts, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := b.l.RateLimit(ctx, tx, r); err != nil {
 			return err
@@ -223,7 +219,8 @@ func (b *bookkeeper) undo(ctx context.Context, r ratelimit.Request) error {
 // savepoints takes for good after it has taken in a savepoint that is rolled back.
 func (b *bookkeeper) savepoints(ctx context.Context, k ratelimit.Request, n float64) error {
 	took := false
-	opts := pgx.TxOptions{IsoLevel: rig.Levels[rand.IntN(len(rig.Levels))]}
+	levels := rig.CrowdedLevels()
+	opts := pgx.TxOptions{IsoLevel: levels[rand.IntN(len(levels))]}
 	err := b.l.InTxOptions(ctx, b.pool, opts, func(ctx context.Context, tx pgx.Tx) error {
 		inner, err := tx.Begin(ctx)
 		if err != nil {

@@ -173,7 +173,7 @@ func TestSeveralLimitsAreTakenAllOrNone(t *testing.T) {
 	t.Parallel()
 	small := ratelimit.MustDefine("small", ratelimit.TokenBucket{Rate: 30, Period: rig.Never})
 	large := ratelimit.MustDefine("large", ratelimit.FixedWindow{Rate: 1000, Period: rig.Never})
-	rig.EachWay(t, func(t *testing.T, v rig.Verbs, pool *pgxpool.Pool) {
+	rig.EachCrowded(t, func(t *testing.T, v rig.Verbs, pool *pgxpool.Pool) {
 		var granted atomic.Int64
 		var wg sync.WaitGroup
 		for range 8 {

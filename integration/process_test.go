@@ -39,7 +39,11 @@ func child(url string) error {
 		return err
 	}
 	defer pool.Close()
-	l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus()})
+	var limits ratelimit.Config
+	if pgtest.Citus() {
+		limits = ratelimit.Config{Citus: true, MaxAttempts: rig.ManyAttempts}
+	}
+	l, err := ratelimit.New(limits)
 	if err != nil {
 		return err
 	}

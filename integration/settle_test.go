@@ -85,7 +85,7 @@ func settledEachWay(t *testing.T, rule ratelimit.Rule, test func(s settling)) {
 func TestAReservationIsSettledOnce(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("once", ratelimit.TokenBucket{Rate: 100, Period: rig.Never})
-	for _, w := range rig.Ways {
+	for _, w := range rig.Crowded() {
 		for _, used := range []float64{4, 14} {
 			t.Run(fmt.Sprintf("%s/%v", w.Name, used), func(t *testing.T) {
 				t.Parallel()
@@ -222,7 +222,7 @@ func TestTheBooksOfReservationsBalance(t *testing.T) {
 	var gone float64
 	var settled, released, kept, denied int
 	var wg sync.WaitGroup
-	for _, w := range rig.Ways {
+	for _, w := range rig.Crowded() {
 		v := w.Verbs(t, rig.Limiter(t, ratelimit.Config{Portable: w.Portable}), pool)
 		for range 2 {
 			wg.Go(func() {

@@ -24,7 +24,14 @@ import (
 // eachWayTwice is eachWay with two processes: two limiters, each of which knows only what it has
 // seen itself.
 func eachWayTwice(t *testing.T, test func(t *testing.T, here, there rig.Verbs, c *weirtest.Clock, pool *pgxpool.Pool)) {
-	for _, w := range rig.Ways {
+	eachTwice(t, rig.Ways, test)
+}
+
+func eachTwice(
+	t *testing.T, ways []rig.Way,
+	test func(t *testing.T, here, there rig.Verbs, c *weirtest.Clock, pool *pgxpool.Pool),
+) {
+	for _, w := range ways {
 		t.Run(w.Name, func(t *testing.T) {
 			t.Parallel()
 			pool, clock := pgtest.Pool(t), rig.Clock()
