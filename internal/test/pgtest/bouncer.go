@@ -76,7 +76,7 @@ default_pool_size = 2
 		_ = cmd.Wait()
 	})
 	url := fmt.Sprintf("postgres://anyone@127.0.0.1:%d/weir?sslmode=disable", port)
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience()); ; time.Sleep(10 * time.Millisecond) {
 		conn, err := pgx.Connect(t.Context(), url)
 		if err == nil {
 			err = conn.Close(t.Context())

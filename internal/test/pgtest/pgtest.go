@@ -52,8 +52,14 @@ var server = sync.OnceValues(func() (*pgserver.Server, error) {
 	return pgserver.Start(context.Background())
 })
 
-// patience is how long cleaning up may take on a busy machine.
-const patience = time.Minute
+// patience is how long making a schema and cleaning up may take on a busy machine. On a cluster
+// each waits for its turn: see Alone.
+func patience() time.Duration {
+	if Citus() {
+		return 5 * time.Minute
+	}
+	return time.Minute
+}
 
 // What is written by server, and read when all tests have ended.
 var (
@@ -261,7 +267,7 @@ func Recover(ctx context.Context, pool *pgxpool.Pool) error {
 
 // unlock prepares a cluster for the drops. They tell what is wrong if it fails.
 func unlock() {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), patience())
 	defer cancel()
 	if pool, err := admins(); err == nil {
 		_ = Recover(ctx, pool)
@@ -319,7 +325,7 @@ func shut(t testing.TB, pool *pgxpool.Pool) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(patience):
+	case <-time.After(patience()):
 		t.Errorf("pgtest: the test has ended, and %d connections of its pool are still in use: a Release, Rollback, Commit or Close is missing",
 			pool.Stat().AcquiredConns())
 	}
@@ -369,7 +375,7 @@ var opened *pgxpool.Pool
 // run runs a statement that makes or drops a schema.
 func run(sql string) error {
 	// t.Context has ended when the test cleans up
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), patience())
 	defer cancel()
 	pool, err := admins()
 	if err != nil {
