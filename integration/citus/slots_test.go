@@ -125,7 +125,8 @@ func TestAWorkerThatIsDownLosesOnlyItsOwnSlots(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, pool := killable(t)
 			worker, its, others := byWorker(t, c, pool, "k0")
-			const ttl = 6 * time.Second
+			const ttl = 12 * time.Second
+			pool = wide(t, pool) // calls that wait for a worker that is down have a connection each
 			s, other := open(t, pool, slots.Config{TTL: ttl}), open(t, pool, slots.Config{})
 			one := slots.MustDefine("one", 1)
 			acquire := func(requests ...slots.Request) *slots.Hold {
