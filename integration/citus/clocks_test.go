@@ -13,18 +13,25 @@ import (
 	"github.com/weir-go/weir/slots"
 )
 
-// takenFor is how many tokens callers get in a while: each takes one after the other.
-func takenFor(t *testing.T, d time.Duration, callers []func(context.Context) (ratelimit.Result, error)) (float64, time.Duration) {
+// takenFor is how many tokens callers get in a while: each takes one after the other. On a slow
+// machine they go on until they have more than so many, for up to a minute.
+func takenFor(
+	t *testing.T, d time.Duration, more int64, callers []func(context.Context) (ratelimit.Result, error),
+) (float64, time.Duration) {
 	t.Helper()
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var group sync.WaitGroup
 	var failed atomic.Bool
 	var taken atomic.Int64
+	goesOn := func() bool {
+		past := time.Since(began)
+		return !failed.Load() && (past < d || taken.Load() <= more && past < time.Minute)
+	}
 	for _, take := range callers {
 		group.Go(func() {
-			for time.Since(began) < d && !failed.Load() {
+			for goesOn() {
 				res, err := take(ctx)
 				if err != nil {
 					t.Error(err)
@@ -70,7 +77,7 @@ func TestWorkersWhoseClocksDifferMintNothing(t *testing.T) {
 			_, err := l.Prune(ctx, pool, ratelimit.PruneConfig{Share: 1})
 			return ratelimit.Result{}, err
 		})
-		taken, d := takenFor(t, 2*time.Second, callers)
+		taken, d := takenFor(t, 2*time.Second, capacity, callers)
 		t.Logf("%s: %v tokens in %v", q, taken, d)
 		if taken <= capacity || taken > capacity+rate*d.Seconds() {
 			t.Errorf("%s: %v tokens were taken in %v", q, taken, d)
@@ -103,7 +110,7 @@ func TestProgramsOnNodesWhoseClocksDifferGainTheDifferenceOnce(t *testing.T) {
 				}
 				callers = append(callers, take, take)
 			}
-			taken, d := takenFor(t, 3*time.Second, callers)
+			taken, d := takenFor(t, 3*time.Second, capacity, callers)
 			most := capacity + rate*(d+2*skew).Seconds()
 			t.Logf("%s: %v tokens in %v, at most %v", key, taken, d, most)
 			if taken <= capacity || taken > math.Ceil(most) {

