@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/scheduler"
 	"github.com/weir-go/weir/slots"
 	"github.com/weir-go/weir/weirtest"
@@ -21,6 +22,9 @@ func TestNeverMoreJobsOfAKeyRunThanItHasSlots(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 2)
 	c.takes = 30 * time.Millisecond // so that two of a key meet, also where each trip takes long
+	if pgtest.Citus() {
+		c.takes = 500 * time.Millisecond
+	}
 	var all []int
 	for i := range 20 {
 		all = append(all, i, 100+i, 200+i)

@@ -115,7 +115,12 @@ func TestWhatIsGivenBackBringsThoseForwardWhoWait(t *testing.T) {
 	for _, s := range starts {
 		late = max(late, s.at.Sub(s.due))
 	}
-	if planned := time.Duration((n*reserved - capacity) / rate * float64(time.Second)); last > planned*7/10+late {
+	planned := time.Duration((n*reserved - capacity) / rate * float64(time.Second))
+	latest := planned*7/10 + late
+	if pgtest.Citus() { // where the settlements of one row are transactions in two phases, one after the other
+		latest = max(latest, planned)
+	}
+	if last > latest {
 		t.Errorf("the last started after %v, and %v without what was given back", last, planned)
 	}
 	eventually(t, "all are settled", func() bool {
