@@ -174,38 +174,49 @@ func TestSeveralLimitsAreTakenAllOrNone(t *testing.T) {
 	small := ratelimit.MustDefine("small", ratelimit.TokenBucket{Rate: 30, Period: rig.Never})
 	large := ratelimit.MustDefine("large", ratelimit.FixedWindow{Rate: 1000, Period: rig.Never})
 	rig.EachCrowded(t, func(t *testing.T, v rig.Verbs, pool *pgxpool.Pool) {
-		var granted atomic.Int64
-		var wg sync.WaitGroup
-		for range 8 {
-			wg.Go(func() {
-				for range 10 {
-					res, err := v.RateLimit(t.Context(), large.For("x").Count(2), small.For("x"))
-					if err != nil {
-						// database/sql is used without InTx, but its transactions are READ
-						// COMMITTED
-						t.Error(err)
-						return
-					}
-					if res.OK {
-						granted.Add(1)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		if granted.Load() != 30 {
-			t.Errorf("%d granted, want 30", granted.Load())
-		}
-		for limit, want := range map[ratelimit.Limit]float64{small: 0, large: 1000 - 2*30} {
-			s, err := v.Value(t.Context(), limit.For("x"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if s.Value < want || s.Value > want+0.01 {
-				t.Errorf("%s has %v tokens left, want %v", limit.Name(), s.Value, want)
-			}
-		}
+		first, second := rig.Apart(t, pool)
+		takenAllOrNone(t, v, large.For("x"), small.For("x"))
+		takenAllOrNone(t, v, large.For(first), small.For(second))
 	})
+}
+
+// takenAllOrNone has callers take two tokens of large, which has 1000, and one of small, which has 30.
+func takenAllOrNone(t *testing.T, v rig.Verbs, large, small ratelimit.Request) {
+	t.Helper()
+	var granted atomic.Int64
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 10 {
+				res, err := v.RateLimit(t.Context(), large.Count(2), small)
+				if err != nil {
+					// database/sql is used without InTx, but its transactions are READ
+					// COMMITTED
+					t.Error(err)
+					return
+				}
+				if res.OK {
+					granted.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if granted.Load() != 30 {
+		t.Errorf("%s and %s: %d granted, want 30", large, small, granted.Load())
+	}
+	for _, left := range []struct {
+		of   ratelimit.Request
+		want float64
+	}{{small, 0}, {large, 1000 - 2*30}} {
+		s, err := v.Value(t.Context(), left.of)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Value < left.want || s.Value > left.want+0.01 {
+			t.Errorf("%s: %v tokens are left, want %v", left.of, s.Value, left.want)
+		}
+	}
 }
 
 func TestTheSameLimitTwiceInACallIsAddedUp(t *testing.T) {

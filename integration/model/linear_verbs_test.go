@@ -86,7 +86,9 @@ func TestEachBalanceIsLinearizable(t *testing.T) {
 
 // Transactions over several balances are explained by an order of whole transactions at
 // SERIALIZABLE; at REPEATABLE READ, if they make one call each; and balance by balance at READ
-// COMMITTED.
+// COMMITTED. On a cluster, where the balances are on two nodes, they are explained balance by balance
+// at each level: a transaction may see what another one has done on one node, and not yet what it
+// has done on the other.
 func TestSeveralBalancesChangeAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, r := range roads {
@@ -95,6 +97,7 @@ func TestSeveralBalancesChangeAtOnce(t *testing.T) {
 			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 7 })
 			l := rig.Limiter(t, ratelimit.Config{Portable: r.portable})
 			run := r.open(t, l, pool)
+			first, second := rig.Apart(t, pool)
 			bucket := ratelimit.TokenBucket{Rate: 10, Period: rig.Century, MaxReserved: ratelimit.Tokens(5)}
 			window := ratelimit.FixedWindow{Rate: 10, Period: rig.Century}
 			var seen tally
@@ -104,12 +107,12 @@ func TestSeveralBalancesChangeAtOnce(t *testing.T) {
 				// database/sql has no InTx: what takes twice in opposite orders deadlocks there,
 				// and is the caller's to run again
 				single := r.level == pgx.RepeatableRead || r.name == "DatabaseSQL"
-				m := mix{balances: balances{{bucket, a, "1"}, {bucket, a, "2"}, {window, b, "1"}},
+				m := mix{balances: balances{{bucket, a, first}, {bucket, a, second}, {window, b, first}},
 					clients: 6, calls: 30,
 					several: true, single: single, counts: []float64{0, 1, 2, 3, 5}}
 				h := m.record(t, r, run)
 				seen.add(t, h)
-				h.mustBeExplained(t, r.level == pgx.Serializable || r.level == pgx.RepeatableRead)
+				h.mustBeExplained(t, r.level == pgx.Serializable || r.level == pgx.RepeatableRead && !pgtest.Citus())
 			}
 			seen.mustHaveAll(t)
 		})

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/weirtest"
 )
@@ -70,6 +72,29 @@ func Take(t testing.TB, v Verbs, r ratelimit.Request) {
 	if res, err := v.RateLimit(t.Context(), r); err != nil || !res.OK {
 		t.Fatalf("got %+v and %v, want granted", res, err)
 	}
+}
+
+// Apart returns two keys, the lesser one first. On a cluster their rows are on different nodes.
+func Apart(t testing.TB, pool *pgxpool.Pool) (first, second string) {
+	t.Helper()
+	if !pgtest.Citus() {
+		return "1", "2"
+	}
+	const find = `SELECT groupid FROM pg_dist_placement
+		WHERE shardid = get_shard_id_for_distribution_column('weir_balance', $1::text)`
+	node := func(key string) (id int) {
+		if err := pool.QueryRow(t.Context(), find, key).Scan(&id); err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	for i := 2; i < 10; i++ {
+		if second = strconv.Itoa(i); node(second) != node("1") {
+			return "1", second
+		}
+	}
+	t.Fatal("the rows of the keys 1 to 9 are on one node: want a cluster with two workers")
+	return "", ""
 }
 
 // Tolerance is how many tokens the answer may be off.
