@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
@@ -27,10 +26,12 @@ type killedArgs struct {
 
 func (killedArgs) Kind() string { return "killed" }
 
-// killedWorker writes down when it starts, and that it is done together with the job's completion.
+// killedWorker writes down when it starts, and that it is done. In the same transaction it completes
+// the job, and settles what the job has reserved as used.
 type killedWorker struct {
 	river.WorkerDefaults[killedArgs]
-	pool *pgxpool.Pool
+	pool  *pgxpool.Pool
+	sched *scheduler.Scheduler
 }
 
 func (w *killedWorker) NextRetry(*river.Job[killedArgs]) time.Time {
@@ -46,8 +47,7 @@ func (w *killedWorker) Work(ctx context.Context, job *river.Job[killedArgs]) err
 		if _, err := tx.Exec(ctx, `INSERT INTO done VALUES ($1)`, job.Args.ID); err != nil {
 			return fmt.Errorf("insert done: %w", err)
 		}
-		_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
-		return err
+		return w.sched.CompleteTx(ctx, tx, job.JobRow)
 	})
 }
 
@@ -70,10 +70,14 @@ var wrongs = map[string]string{
 	"starts before the job was due": `SELECT count(*) FROM start s JOIN plan p USING (id) WHERE s.at < p.due`,
 	"jobs that were not done once": `SELECT count(*) FROM plan p
 		WHERE 1 <> (SELECT count(*) FROM done d WHERE d.id = p.id)`,
+	"jobs that were not settled once": `SELECT count(*) FROM plan p
+		WHERE 1 <> (SELECT count(*) FROM settlements s WHERE s.key = p.id::text)`,
+	"settlements without a job that is done": `SELECT count(*) FROM settlements s
+		WHERE NOT EXISTS (SELECT FROM done d WHERE d.id::text = s.key)`,
 }
 
 // Whichever node is killed while jobs are reserved and worked: a job is there if and only if its
-// tokens were taken, none starts before they exist, and each is done once.
+// tokens were taken, none starts before they exist, and each is done once and settled once.
 func TestKilledNodesKeepJobsAndTheirTokensTogether(t *testing.T) {
 	c, pool := killable(t)
 	pool = wide(t, pool)
@@ -84,7 +88,7 @@ func TestKilledNodesKeepJobsAndTheirTokensTogether(t *testing.T) {
 	l := limiter(t, ratelimit.Config{Citus: true})
 	sched := scheduler.New(l, scheduler.Config{Jitter: -1})
 	workers := river.NewWorkers()
-	river.AddWorker(workers, &killedWorker{pool: pool})
+	river.AddWorker(workers, &killedWorker{pool: pool, sched: sched})
 	jobs := sched.Jobs(startRiver(t, sched, pool, &river.Config{
 		Workers: workers, JobTimeout: 5 * time.Second, RescueStuckJobsAfter: 12 * time.Second,
 		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 8}},
@@ -136,7 +140,8 @@ func TestKilledNodesKeepJobsAndTheirTokensTogether(t *testing.T) {
 		return scan[int](t, pool, `SELECT count(*) FROM river_job WHERE state <> 'completed'`) == 0
 	})
 
-	exec(t, pool, `CREATE TABLE balances AS SELECT key, value FROM weir_balance WHERE name = 'delay'`)
+	exec(t, pool, `CREATE TABLE balances AS SELECT key, value FROM weir_balance WHERE name = 'delay'`,
+		`CREATE TABLE settlements AS SELECT key FROM weir_settled`)
 	for what, count := range wrongs {
 		if n := scan[int](t, pool, count); n != 0 {
 			t.Errorf("%d %s", n, what)
