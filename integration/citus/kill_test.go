@@ -173,8 +173,8 @@ func portOf(t testing.TB, pool *pgxpool.Pool, key string) int {
 		WHERE p.shardid = get_shard_id_for_distribution_column('weir_balance', $1::text)`, key)
 }
 
-// A worker that is down fails its own keys, with an error that says that nothing was taken, and no
-// other.
+// A worker that is down fails its own keys, by whatever way they are taken, with an error that says that
+// nothing was taken, and no other.
 func TestAWorkerThatIsDownFailsOnlyItsOwnKeys(t *testing.T) {
 	c, pool := killable(t)
 	l := limiter(t, ratelimit.Config{Citus: true})
@@ -186,33 +186,109 @@ func TestAWorkerThatIsDownFailsOnlyItsOwnKeys(t *testing.T) {
 			}
 		}
 	}
-	calls := map[string]func(context.Context, ratelimit.Request) error{
-		"Autocommit": func(ctx context.Context, r ratelimit.Request) error {
-			return l.Autocommit(pool).Consume(ctx, r)
-		},
-		"InTx": func(ctx context.Context, r ratelimit.Request) error {
-			return l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error { return l.Consume(ctx, tx, r) })
-		},
+	takes := takesByRoad(t, l, pool)
+	takes["Lease"] = func(ctx context.Context, q ratelimit.Request) (ratelimit.Result, error) {
+		lease, err := l.Lease(pool, q, ratelimit.LeaseConfig{})
+		if err != nil {
+			return ratelimit.Result{}, err
+		}
+		defer func() { _ = lease.Close(context.WithoutCancel(ctx)) }()
+		return lease.Take(ctx, 1)
 	}
 	met := map[bool]int{}
 	for i := range 16 {
 		key := fmt.Sprint("k", i)
 		dead := portOf(t, pool, key) == down
-		for name, call := range calls {
+		for name, take := range takes {
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-			err := call(ctx, budget.For(key))
+			res, err := take(ctx, budget.For(key))
 			cancel()
 			met[dead]++
 			switch {
-			case !dead && err != nil:
-				t.Errorf("%s of a key whose worker is up: %v", name, err)
-			case dead && (err == nil || errors.Is(err, ratelimit.ErrOutcomeUnknown) ||
-				!strings.Contains(err.Error(), "node")):
+			case !dead && (err != nil || !res.OK):
+				t.Errorf("%s of a key whose worker is up: %+v, %v", name, res, err)
+			case dead && !tellsOfANode(err):
 				t.Errorf("%s of a key whose worker is down: %v, want an error that tells so", name, err)
 			}
 		}
 	}
 	if met[true] == 0 || met[false] == 0 {
 		t.Errorf("%v keys are on the worker that is down: want both", met)
+	}
+}
+
+// takesByRoad are the ways of taking, by their names.
+func takesByRoad(
+	t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool,
+) map[string]func(context.Context, ratelimit.Request) (ratelimit.Result, error) {
+	takes := map[string]func(context.Context, ratelimit.Request) (ratelimit.Result, error){}
+	for _, r := range roads(t, l, pool) {
+		takes[r.name] = func(ctx context.Context, q ratelimit.Request) (res ratelimit.Result, err error) {
+			err = r.call(ctx, func(v ratelimit.Verbs) (err error) {
+				res, err = v.RateLimit(ctx, q)
+				return err
+			})
+			return res, err
+		}
+	}
+	return takes
+}
+
+// tellsOfANode reports whether an error says that a node is lost, and that nothing was taken.
+func tellsOfANode(err error) bool {
+	return err != nil && !errors.Is(err, ratelimit.ErrOutcomeUnknown) && strings.Contains(err.Error(), "node")
+}
+
+// While a worker is down, a limit without keys grants from its shards on the other worker. Takes that
+// choose a shard of the lost one fail, and take nothing. A program that does not know the limit yet has to
+// read all of its shards, so it fails.
+func TestAWorkerThatIsDownFailsTakesOfALimitsShardsOnIt(t *testing.T) {
+	c, pool := killable(t)
+	l := limiter(t, ratelimit.Config{Citus: true})
+	const before = 8
+	for range before { // it knows the shards now
+		if err := l.Autocommit(pool).Consume(t.Context(), hot.Global()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c[1].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	pool = wide(t, pool) // no connection of which has used the worker
+	call := func(take func(context.Context, ratelimit.Request) (ratelimit.Result, error)) (ratelimit.Result, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		return take(ctx, hot.Global())
+	}
+	granted, failed := 0, 0
+	takes := takesByRoad(t, l, pool)
+	for range 20 {
+		for name, take := range takes {
+			switch res, err := call(take); {
+			case res.OK && err == nil:
+				granted++
+			case tellsOfANode(err):
+				failed++
+			default:
+				t.Errorf("%s: %+v, %v, want a grant, or an error that tells of the worker", name, res, err)
+			}
+		}
+	}
+	t.Logf("%d takes were granted, %d failed", granted, failed)
+	if granted == 0 || failed == 0 {
+		t.Errorf("%d takes were granted and %d failed: want both", granted, failed)
+	}
+	for name, take := range takesByRoad(t, limiter(t, ratelimit.Config{Citus: true}), pool) {
+		if _, err := call(take); !tellsOfANode(err) {
+			t.Errorf("%s of a program that has just started: %v, want an error that tells of the worker", name, err)
+		}
+	}
+
+	if err := c[1].Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	recovered(t, pool)
+	if got := left(t, l, wide(t, pool)); !near(got, float64(8*share-before-granted)) {
+		t.Errorf("%v tokens are left, after %d takes", got, before+granted)
 	}
 }
