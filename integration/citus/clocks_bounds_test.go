@@ -124,9 +124,39 @@ func lapsing(t *testing.T, on *node, limit slots.Limit, key string, ttl time.Dur
 	}
 	pool.Close() // it waits for a renewal that is under way, and none comes after it
 	ended := on.now()
-	end := scan[time.Time](t, on.pool, `SELECT until FROM weir_slot WHERE name = 'one' AND key = $1`, key)
+	end := heldUntil(t, on, key)
 	during(t, "the slot "+key, end.Add(-ttl), began, ended)
 	return hold, end
+}
+
+// heldUntil is until when the slot of a key is held, if it is not renewed.
+func heldUntil(t *testing.T, on *node, key string) time.Time {
+	t.Helper()
+	return scan[time.Time](t, on.pool, `SELECT until FROM weir_slot WHERE name = 'one' AND key = $1`, key)
+}
+
+// A slot is renewed by the clock of the node that its holder is connected to, whatever the clock of the
+// worker that has its row shows.
+func TestASlotWhereClocksDifferIsRenewedByTheClockOfTheNodeConnectedTo(t *testing.T) {
+	nodes := skewed(t)
+	const ttl = 6 * time.Second
+	one := slots.MustDefine("one", 1)
+	for _, from := range nodes {
+		s := open(t, from.pool, slots.Config{TTL: ttl})
+		for _, key := range keysOn(t, nodes, from.name) {
+			began := from.now()
+			if _, err := s.TryAcquire(t.Context(), one.For(key)); err != nil {
+				t.Fatal(err)
+			}
+			first := heldUntil(t, from, key)
+			end := first
+			until(t, "the slot is renewed", func() bool {
+				end = heldUntil(t, from, key)
+				return !end.Equal(first)
+			})
+			during(t, fmt.Sprint("the slot ", key), end.Add(-ttl), began, from.now())
+		}
+	}
 }
 
 // A slot that is not renewed any more is given away by the clock of the node that the next holder is
