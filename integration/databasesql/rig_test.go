@@ -49,10 +49,13 @@ func setUp(t *testing.T) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := migrator.Migrate(t.Context(), rivermigrate.DirectionUp, nil); err != nil {
+	if err := pgtest.Alone(t.Context(), f.pool, func() error { // each version is a transaction: it goes on after it
+		_, err := migrator.Migrate(t.Context(), rivermigrate.DirectionUp, nil)
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
-	if f.limiter, err = ratelimit.New(ratelimit.Config{}); err != nil {
+	if f.limiter, err = ratelimit.New(ratelimit.Config{Citus: pgtest.Citus()}); err != nil {
 		t.Fatal(err)
 	}
 	f.sched = scheduler.New(f.limiter, scheduler.Config{})
