@@ -9,9 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
-	"github.com/riverqueue/river/rivermigrate"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/ratelimit"
@@ -255,22 +252,8 @@ func TestExplain(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	weir(t, pool, "explain", "1").fails(t, exitFailed, "--river-schema")
-	m, err := rivermigrate.New(riverpgxv5.New(pool), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := m.Migrate(t.Context(), rivermigrate.DirectionUp, nil); err != nil {
-		t.Fatal(err)
-	}
+	l, client := withRiver(t, pool)
 	weir(t, pool, "explain", "1").fails(t, exitFailed, "there is no job 1")
-	l, err := ratelimit.New(ratelimit.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	jobs := scheduler.New(l, scheduler.Config{Jitter: -1}).Jobs(client)
 	chat := ratelimit.MustDefine("chat", ratelimit.TokenBucket{Rate: 10, Period: never})
 	insert := func() {

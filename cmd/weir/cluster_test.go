@@ -1,7 +1,10 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +14,7 @@ import (
 
 	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
 )
 
 // cluster skips a test of what the command does where the tables are distributed.
@@ -51,6 +55,9 @@ func TestMigrateDistributesTheTablesOfACluster(t *testing.T) {
 	weirAs(t, pool, far, "migrate", "--distributed").
 		fails(t, exitUsage, "--yes", "migrate schema", "and distribute its tables")
 	weir(t, pool, "migrate").ok(t)
+	if found := recovery(t, pool); len(found) != 0 {
+		t.Errorf("before the tables are distributed: %+v", found)
+	}
 	limit := ratelimit.MustDefine("l", ratelimit.TokenBucket{Rate: 10, Period: never})
 	take(t, pool, limit.For("k").Count(3))
 	weirAs(t, pool, far, "migrate", "--distributed").fails(t, exitUsage, "--yes", "and distribute its tables")
@@ -62,6 +69,12 @@ func TestMigrateDistributesTheTablesOfACluster(t *testing.T) {
 	// As Citus asks for: it frees what the coordinator still has of the rows that have moved.
 	exec(t, pool, `SELECT truncate_local_data_after_distributing_table('weir_balance')`)
 	healthy(t, pool)
+	every := scanned[int](t, pool, `SELECT setting::integer FROM pg_settings WHERE name = 'citus.recover_2pc_interval'`)
+	if found := recovery(t, pool); every < 1 || every > 10_000 {
+		finds(t, found, "server", note, "ALTER SYSTEM SET citus.recover_2pc_interval", "stay locked")
+	} else if len(found) != 0 {
+		t.Errorf("Citus looks every %d ms: %+v", every, found)
+	}
 	if n := scanned[int](t, pool, groups); n != 1 {
 		t.Errorf("the tables are of %d groups", n)
 	}
@@ -161,6 +174,62 @@ func TestCommandsOfACluster(t *testing.T) {
 		}
 	}
 	healthy(t, pool)
+}
+
+// River's tables, and those of jobs that wait in line, are on the coordinator.
+func TestJobsOfACluster(t *testing.T) {
+	cluster(t)
+	t.Parallel()
+	pool := queued(t)
+	var l inLine
+	weir(t, pool, "line", "sharedAPI", "eu", "--json").ok(t).json(t, &l)
+	var order []string
+	for _, tenant := range l.Tenants {
+		order = append(order, tenant.Tenant)
+	}
+	if !slices.Equal(order, []string{"modest", "out", "greedy"}) || len(l.Jobs) != 6 || l.More {
+		t.Errorf("%+v", l)
+	} else if by := l.Tenants[1].PassedBy; by == nil || by.Limit != "orgTokens" || by.Key != "out" {
+		t.Errorf("out is passed over by %+v", by)
+	}
+	var waits explained
+	weir(t, pool, "explain", "2", "--json").ok(t).json(t, &waits)
+	if !waits.Waits || waits.Tenant != "greedy" || waits.Turn != 5 || waits.Charged != 32.5 || len(waits.Before) != 3 {
+		t.Errorf("%+v", waits)
+	}
+
+	limiter, client := withRiver(t, pool)
+	jobs := scheduler.New(limiter, scheduler.Config{Jitter: -1}).Jobs(client)
+	chat := ratelimit.MustDefine("chat", ratelimit.TokenBucket{Rate: 10, Period: never}).For("acme")
+	var id int64
+	for range 2 { // the second one waits for its tokens
+		if err := limiter.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			in, err := jobs.InsertTx(ctx, tx, args{}, nil, chat.Count(10).OrReserve())
+			if err == nil {
+				err = in.Err()
+			}
+			if err == nil {
+				id = in.Job.Job.ID
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var reserved explained
+	weir(t, pool, "explain", strconv.FormatInt(id, 10), "--json").ok(t).json(t, &reserved)
+	if !reserved.Waits || reserved.Limit != "chat" || reserved.Key != "acme" || time.Until(reserved.Until) < never-time.Hour ||
+		reserved.Balance == nil || reserved.Balance.Value > -9.9 {
+		t.Errorf("%+v", reserved)
+	}
+}
+
+// recovery is what the doctor finds about how soon Citus ends what a killed node has left.
+func recovery(t *testing.T, pool *pgxpool.Pool) []finding {
+	t.Helper()
+	return slices.DeleteFunc(doctor(t, pool, same), func(f finding) bool {
+		return !strings.Contains(f.Found, "citus.recover_2pc_interval")
+	})
 }
 
 // healthy wants no findings but of servers that are set to lose data, as those of tests are.

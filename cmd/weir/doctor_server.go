@@ -19,7 +19,8 @@ func (p *patient) server(ctx context.Context) error {
 		var name, value string
 		rows, err := tx.Query(ctx,
 			`SELECT name, setting FROM pg_catalog.pg_settings WHERE name IN ('server_version', 'server_version_num', 'server_encoding', 'fsync',
-				'synchronous_commit', 'autovacuum', 'track_counts', 'default_transaction_isolation', 'default_transaction_read_only')
+				'synchronous_commit', 'autovacuum', 'track_counts', 'default_transaction_isolation', 'default_transaction_read_only', '`+
+				recoverInterval+`')
 			UNION ALL SELECT 'recovery', pg_catalog.pg_is_in_recovery()::text`)
 		if err != nil {
 			return err
@@ -33,9 +34,19 @@ func (p *patient) server(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if !p.citus {
+		delete(settings, recoverInterval)
+	}
 	p.settings(settings)
 	return nil
 }
+
+// recoverInterval is how often a node of Citus looks for transactions that a killed node has left
+// prepared, in milliseconds. It never looks if that is not above 0.
+const recoverInterval = "citus.recover_2pc_interval"
+
+// longRecovery is more than callers should wait for the rows of such a transaction.
+const longRecovery = 10 * time.Second
 
 // settings judges what the server is set to.
 func (p *patient) settings(s map[string]string) {
@@ -79,6 +90,25 @@ func (p *patient) settings(s map[string]string) {
 			"the encoding is %s: a key with other characters is an error",
 			s["server_encoding"])
 	}
+	if ms, err := strconv.Atoi(s[recoverInterval]); err == nil {
+		p.recovery(time.Duration(ms) * time.Millisecond)
+	}
+}
+
+// recovery judges for how long rows stay locked after a node of the cluster was killed.
+func (p *patient) recovery(every time.Duration) {
+	looks := "does every " + lasting(every)
+	switch {
+	case every <= 0:
+		looks = "never does"
+	case every <= longRecovery:
+		return
+	}
+	p.find(note,
+		"On each node: ALTER SYSTEM SET "+recoverInterval+" = '5s', then SELECT pg_reload_conf().",
+		"after a node was killed, rows that it was writing stay locked until Citus looks for them, "+
+			"which it %s (%s)",
+		looks, recoverInterval)
 }
 
 // pooler finds out whether the server that answers is the one that was connected to.

@@ -122,6 +122,14 @@ func TestTheDoctorJudgesSettings(t *testing.T) {
 	finds(t, judge("autovacuum", "off"), "server", wrong, "autovacuum")
 	finds(t, judge("track_counts", "off"), "server", wrong, "track_counts")
 	finds(t, judge("server_encoding", "LATIN1"), "server", note, "UTF8")
+	const interval = "citus.recover_2pc_interval"
+	finds(t, judge(interval, "60000"), "server", note, "every 1m (", "ALTER SYSTEM SET "+interval)
+	finds(t, judge(interval, "10001"), "server", note, interval)
+	finds(t, judge(interval, "-1"), "server", note, "never does", "ALTER SYSTEM SET "+interval)
+	finds(t, judge(interval, "0"), "server", note, "never does")
+	if found := judge(interval, "10000"); len(found) != 0 {
+		t.Errorf("of ten seconds: %+v", found)
+	}
 }
 
 func TestTheDoctorReadsSettings(t *testing.T) {

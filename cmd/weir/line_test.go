@@ -16,19 +16,20 @@ import (
 	"github.com/weir-go/weir/scheduler"
 )
 
-// queued has jobs of three tenants wait for the key eu: of greedy, which has had 30 tokens more
-// than the others, of out, whose own limit has too few, and of "modest".
-func queued(t *testing.T) *pgxpool.Pool {
+// withRiver makes River's tables, and returns what inserts jobs and their tokens.
+func withRiver(t *testing.T, pool *pgxpool.Pool) (*ratelimit.Limiter, *river.Client[pgx.Tx]) {
 	t.Helper()
-	pool := pgtest.Pool(t)
 	m, err := rivermigrate.New(riverpgxv5.New(pool), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Migrate(t.Context(), rivermigrate.DirectionUp, nil); err != nil {
+	if err := pgtest.Alone(t.Context(), pool, func() error {
+		_, err := m.Migrate(t.Context(), rivermigrate.DirectionUp, nil)
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
-	l, err := ratelimit.New(ratelimit.Config{})
+	l, err := ratelimit.New(ratelimit.Config{Citus: pgtest.Citus()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,6 +37,15 @@ func queued(t *testing.T) *pgxpool.Pool {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return l, client
+}
+
+// queued has jobs of three tenants wait for the key eu: of greedy, which has had 30 tokens more
+// than the others, of out, whose own limit has too few, and of "modest".
+func queued(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.Pool(t)
+	l, client := withRiver(t, pool)
 	shared := ratelimit.MustDefine("sharedAPI",
 		ratelimit.TokenBucket{Rate: 10, Period: never, MaxReserved: ratelimit.Tokens(10)})
 	own := ratelimit.MustDefine("orgTokens", ratelimit.TokenBucket{Rate: 10, Period: never})
