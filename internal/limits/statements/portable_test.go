@@ -3,46 +3,12 @@ package statements
 import (
 	"maps"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/weir-go/weir/internal/test/engines"
 )
-
-// excluded is what engines that speak Postgres' protocol do not have, or have otherwise, by their
-// documents, and what Citus was found to refuse: see docs/distributed.md.
-var excluded = map[string]*regexp.Regexp{
-	"advisory locks: CockroachDB's have done nothing and said that they did": regexp.MustCompile(`advisory`),
-	"system columns: YugabyteDB has none": regexp.MustCompile(
-		`\b(ctid|xmin|xmax)\b`,
-	),
-	"recursive queries: Citus wants a filter by key in them": regexp.MustCompile(`RECURSIVE`),
-	"the clock where a row is updated: Citus wants what is immutable there": regexp.MustCompile(
-		`(?s)DO UPDATE.*((clock|statement|transaction)_timestamp\(|now\(|random\()`,
-	),
-	"settings of a server: each node has its own":            regexp.MustCompile(`set_config|lock_timeout`),
-	"notifications: CockroachDB has none, YugabyteDB seldom": regexp.MustCompile(`pg_notify`),
-	"ids of catalogs: each node has its own":                 regexp.MustCompile(`::regclass`),
-	"what Aurora DSQL does not have": regexp.MustCompile(
-		`(?i)\bDO \$|plpgsql|savepoint|nextval|truncate|\btemp|collate`,
-	),
-}
-
-// locksOne matches what locks rows of one key, and skips some.
-var locksOne = regexp.MustCompile(`key = \$\d::text`)
-
-func problemsOf(sql string) (all []string) {
-	for why, pattern := range excluded {
-		if pattern.MatchString(sql) {
-			all = append(all, why)
-		}
-	}
-	if strings.Contains(sql, "SKIP LOCKED") && !locksOne.MatchString(sql) {
-		all = append(all, "locks over several keys: Citus has none")
-	}
-	slices.Sort(all)
-	return all
-}
 
 // Nothing creeps into the statements of Config.Portable that other engines do not take.
 func TestPortableStatementsKeepToWhatOtherEnginesTake(t *testing.T) {
@@ -58,7 +24,7 @@ func TestPortableStatementsKeepToWhatOtherEnginesTake(t *testing.T) {
 		"inRange.take": true, "inRange.lock": true,
 	}
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
-		problems := problemsOf(texts[name])
+		problems := engines.Problems(texts[name])
 		switch {
 		case other[name] && len(problems) == 0:
 			t.Errorf("%s is not for Portable, and the list finds nothing in it: it does not bite", name)
@@ -70,5 +36,25 @@ func TestPortableStatementsKeepToWhatOtherEnginesTake(t *testing.T) {
 		if texts[name] == "" {
 			t.Errorf("there is no statement %s any more", name)
 		}
+	}
+}
+
+// Those for Citus keep to other rules, but each parameter has a type there, too: see
+// [engines.Untyped]. A statement over many rows that is for plain Postgres alone shows that the list
+// bites.
+func TestParametersHaveTypes(t *testing.T) {
+	t.Parallel()
+	texts := map[string]string{}
+	textsOf(texts, "", reflect.ValueOf(New("public", false)))
+	textsOf(texts, "portable many.", reflect.ValueOf(New("public", true).Many))
+	for name, sql := range texts {
+		if untyped := engines.Untyped(sql); len(untyped) > 0 {
+			t.Errorf("%s has no type for the parameters %v", name, untyped)
+		}
+	}
+	if found := engines.Problems(texts["many.make"]); !slices.ContainsFunc(found, func(s string) bool {
+		return strings.HasPrefix(s, "two changes of ")
+	}) {
+		t.Errorf("many.make inserts and updates, and the list finds %q in it", found)
 	}
 }
