@@ -159,3 +159,71 @@ func TestABatchWhoseCommitFailsTakesNothing(t *testing.T) {
 		})
 	}
 }
+
+// If the request for two-phase commit fails in a trip of its own, COMMIT was not sent. So the error
+// is known: nothing was committed, and a conflict runs again. A request that was sent with COMMIT has
+// an error that may be COMMIT's, as Citus says XX000 for a node that it lost then.
+func TestARequestForTwoPhaseCommitThatFailsIsNoLostCommit(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Coordinator(t)
+	rig.Exec(t, pool, `CREATE TABLE message (id int)`)
+	rig.Exec(t, pool, `CREATE TABLE fault AS SELECT ''::text AS state`)
+	rig.Exec(t, pool, `CREATE SEQUENCE request`)
+	rig.Exec(t, pool, `CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		IF nextval('request') = 1 THEN RAISE 'the first request fails' USING ERRCODE = (SELECT state FROM fault); END IF;
+		RETURN NULL; END $$`)
+	rig.Exec(t, pool, `CREATE TRIGGER fail BEFORE DELETE ON weir_two_phase FOR EACH STATEMENT EXECUTE FUNCTION fail()`)
+	limit := ratelimit.MustDefine("requested", ratelimit.TokenBucket{Rate: 100, Period: rig.Never})
+	db := stdlib.OpenDBFromPool(pool)
+	defer func() { _ = db.Close() }()
+	l := rig.Limiter(t, ratelimit.Config{Citus: true})
+	for name, run := range map[string]func(r ratelimit.Request, runs *int) error{
+		"InTx": func(r ratelimit.Request, runs *int) error {
+			return l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				*runs++
+				return takesWithRow(l, r)(ctx, tx)
+			})
+		},
+		"InTx that BEGINs alone": func(r ratelimit.Request, runs *int) error {
+			return l.InTx(t.Context(), tenantOf{pool}, func(ctx context.Context, tx pgx.Tx) error {
+				*runs++
+				return takesWithRow(l, r)(ctx, tx)
+			})
+		},
+		"InSQLTx": func(r ratelimit.Request, runs *int) error {
+			return l.InSQLTx(t.Context(), db, nil, func(ctx context.Context, tx *sql.Tx) error {
+				*runs++
+				return takesWithRowSQL(l, r)(ctx, tx)
+			})
+		},
+	} {
+		for state, wantRuns := range map[string]int{"XX000": 1, "57P01": 1, "23514": 1, "40001": 2} {
+			t.Run(name+", "+state, func(t *testing.T) {
+				rig.Exec(t, pool, `TRUNCATE message`)
+				rig.Exec(t, pool, `UPDATE fault SET state = '`+state+`'`)
+				rig.Exec(t, pool, `ALTER SEQUENCE request RESTART`)
+				r, runs := limit.For(name+state), 0
+				err := run(r, &runs)
+				left, rows := 100.0, 0
+				if wantRuns == 2 {
+					left, rows = 98, 1
+				}
+				unknown := name == "InTx" && (state == "XX000" || state == "57P01")
+				if (err == nil) != (rows == 1) || errors.Is(err, ratelimit.ErrOutcomeUnknown) != unknown {
+					t.Errorf("got %v, want an outcome that is unknown: %v", err, unknown)
+				}
+				if err != nil && rig.SQLState(err) != state {
+					t.Errorf("%v has lost its cause", err)
+				}
+				if runs != wantRuns {
+					t.Errorf("it ran %d times, want %d", runs, wantRuns)
+				}
+				var n int
+				if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM message`).Scan(&n); err != nil || n != rows {
+					t.Errorf("%d rows (%v), want %d", n, err, rows)
+				}
+				wantValue(t, rig.Limiter(t, ratelimit.Config{}), pool, r, left)
+			})
+		}
+	}
+}

@@ -257,7 +257,20 @@ func (s *savepoint) Begin(ctx context.Context) (pgx.Tx, error) {
 // Commit and Rollback do what pgx's do, also to a connection on which they fail.
 func (t *lazyTx) Commit(ctx context.Context) error { return t.commit(ctx, false) }
 
-// commit commits, in two phases if that is needed: see Statements.TwoPhaseIf.
+// requestTwoPhase has Citus commit in two phases, if that is needed: see Statements.TwoPhaseIf. It
+// is for pgx's transaction, which sends COMMIT alone. Any other sends the request with its COMMIT.
+// So after an error here nothing was committed.
+func (t *lazyTx) requestTwoPhase(ctx context.Context) error {
+	if t.closed || t.tx == nil || t.connection().PgConn().TxStatus() != 'T' {
+		return nil
+	}
+	if _, err := t.tx.Exec(ctx, t.attempt.l.sql.TwoPhaseIf); err != nil {
+		return fmt.Errorf("ratelimit: rolled back before COMMIT: %w", err)
+	}
+	return nil
+}
+
+// commit commits, in two phases if that is needed: see requestTwoPhase.
 func (t *lazyTx) commit(ctx context.Context, twoPhase bool) error {
 	if t.closed {
 		return pgx.ErrTxClosed
@@ -268,12 +281,6 @@ func (t *lazyTx) commit(ctx context.Context, twoPhase bool) error {
 		return nil
 	}
 	if t.tx != nil {
-		if twoPhase && t.connection().PgConn().TxStatus() == 'T' {
-			if _, err := t.tx.Exec(ctx, t.attempt.l.sql.TwoPhaseIf); err != nil {
-				rollback(ctx, t.tx) // a pool gets the connection of its transaction back only at its end
-				return fmt.Errorf("ratelimit: before COMMIT: %w", err)
-			}
-		}
 		return t.tx.Commit(ctx)
 	}
 	sql := cmp.Or(t.opts.CommitQuery, "commit")

@@ -251,9 +251,17 @@ func (a *attempt) commit(ctx context.Context, tx *lazyTx) error {
 		rollback(ctx, tx)
 		return err
 	}
+	twoPhase := a.l.cfg.Citus && a.foreign
+	if twoPhase {
+		if err := tx.requestTwoPhase(ctx); err != nil {
+			err = a.verdict(ctx, conn, err) // before the rollback, which hides that it has failed
+			rollback(ctx, tx)
+			return err
+		}
+	}
 	// pgconn.SafeToRetry must not be asked from here on: it also calls it safe if the connection
 	// was lost after COMMIT was sent.
-	err = tx.commit(ctx, a.l.cfg.Citus && a.foreign)
+	err = tx.commit(ctx, twoPhase)
 	if errors.Is(err, pgx.ErrTxClosed) {
 		return fmt.Errorf("ratelimit: the callback of InTx has committed or rolled back the transaction, which it must not do: %w",
 			err)

@@ -149,6 +149,8 @@ var ofTheRest = []mutant{
 		"watched == d.changes+1}", "watched != 0}", "BeforeAChange", []string{"./internal/limits/denials"}, false},
 	{"citus: Colocated is about InTx", "ratelimit/intx.go",
 		"a.l.cfg.Citus && a.foreign", "a.l.cfg.Citus && !a.l.cfg.Colocated && a.foreign", "TwoPhaseCommitIsRequested", whole, true},
+	{"citus: a request that fails is a lost COMMIT", "ratelimit/intx.go",
+		"a.verdict(ctx, conn, err) // before", "unknown(a.verdict(ctx, conn, err)) // before", "IsNoLostCommit", whole, true},
 	{"citus: Colocated is about jobs", "ratelimit/citus.go",
 		" && l.cfg.Colocated && !jobs {", " && l.cfg.Colocated && (jobs || !jobs) {", "RequestTwoPhaseCommit", jobs, false},
 	{"citus: late jobs pay in one phase", "internal/jobs/attempt/pay.go",
