@@ -67,11 +67,13 @@ func Problems(sql string) (all []string) {
 // parameter matches a parameter, and the type that it is cast to, if any.
 var parameter = regexp.MustCompile(`\$(\d+)(::\w+)?`)
 
-// Untyped returns the parameters of a statement that do not have a type of their own: those that are
-// not cast where they come first, and those that are left out. Later uses have the type of the first
-// one. Citus plans the parts of a statement by themselves. So a parameter that has its type only from
-// its place, or from two places, ends there in the errors 42P18 (could not determine data type) or
-// 42P08 (inconsistent types deduced).
+// Untyped returns the parameters of a statement that do not have a type of their own: those that
+// are not cast where they come first, and those that are left out. Later uses have the type of the
+// first one.
+//
+// Citus plans the parts of a statement by themselves. So a parameter that has its type only from
+// its place, or from two places, ends there in one of the errors 42P18 (could not determine data
+// type) and 42P08 (inconsistent types deduced).
 func Untyped(sql string) (untyped []int) {
 	seen, last := map[int]bool{}, 0
 	for _, m := range parameter.FindAllStringSubmatch(sql, -1) {
