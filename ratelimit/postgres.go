@@ -52,9 +52,16 @@ func isRolledBack(err error) bool {
 	case e.Code == "40003", e.Code == "XX000", strings.HasPrefix(e.Code, "57P"):
 		return false // statement_completion_unknown, internal_error, an operator's intervention
 	case strings.HasPrefix(e.Code, "08"):
-		return unreachable.MatchString(e.Message)
+		return isUnreachable(e)
 	}
 	return true
+}
+
+// isUnreachable reports whether Citus could not connect to the node of a row, and has sent it
+// nothing.
+func isUnreachable(err error) bool {
+	var e *pgconn.PgError
+	return errors.As(err, &e) && strings.HasPrefix(e.Code, "08") && unreachable.MatchString(e.Message)
 }
 
 // unreachable matches what Citus says if a node could not connect to another one, and so has sent it

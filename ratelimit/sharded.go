@@ -136,8 +136,8 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 			if a := x.attempt; a != nil {
 				a.shards = append(a.shards, s.c.Row)
 			}
-		case err != nil && isConflict(err):
-			l.books.Lost(s.c.Row)
+		case err != nil && (isConflict(err) || isUnreachable(err)):
+			l.books.Lost(s.c.Row) // the next takes try others
 		case err == nil && (s.lone || s.othersTook(takes)):
 			// another transaction holds it or has taken from it, so the session no longer prefers
 			// it, and the next round gathers without it

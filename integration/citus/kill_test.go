@@ -275,8 +275,9 @@ func TestAWorkerThatIsDownFailsTakesOfALimitsShardsOnIt(t *testing.T) {
 		}
 	}
 	t.Logf("%d takes were granted, %d failed", granted, failed)
-	if granted == 0 || failed == 0 {
-		t.Errorf("%d takes were granted and %d failed: want both", granted, failed)
+	// Half of the shards are lost, and are the fullest. A take that finds one lost warns the next ones.
+	if failed == 0 || granted <= failed {
+		t.Errorf("%d takes were granted and %d failed: want some to fail, and fewer", granted, failed)
 	}
 	for name, take := range takesByRoad(t, limiter(t, ratelimit.Config{Citus: true}), pool) {
 		if _, err := call(take); !tellsOfANode(err) {
