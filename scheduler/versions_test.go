@@ -117,32 +117,50 @@ func TestAJobThatNeedNotWaitCostsNoMoreRowVersions(t *testing.T) {
 }
 
 // A job that is late, and so is spaced anew, costs at most two row versions more than another one of
-// River's. With several workers, those that come to them together may pay one after the other.
+// River's, and two more for each other client: those that come to workers together may pay one after
+// the other, and put off what has paid before. Each client has one worker, and so one such job.
 func TestALateJobCostsTwoRowVersionsMore(t *testing.T) {
 	t.Parallel()
-	f, sched, j := exact(t)
-	const n = 40
-	limit := ratelimit.MustDefine("spaced",
-		ratelimit.TokenBucket{Rate: 40, Period: time.Second, Capacity: ratelimit.Tokens(0)})
-	all := f.insertTogether(t, sched.Jobs(f.client), n, limit.For("k").OrReserve())
-	f.noteVersions(t)
-	f.until(t, all[n-1].Job.Job.ScheduledAt.Add(3200*time.Millisecond)) // nobody works until all are late
-	j.client(t, sched, workers(1))
-	j.await(t, n)
-	f.completed(t, n)
-	for id, of := range f.versions(t) {
-		rivers := 2 // it is fetched and completed, and maybe promoted
-		for _, v := range of {
-			if v.states == "scheduled available" && !v.moved() {
-				rivers = 3
+	for name, clients := range map[string]int{"OneClient": 1, "ThreeClients": 3} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			const n = 40
+			limit := ratelimit.MustDefine("spaced",
+				ratelimit.TokenBucket{Rate: 40, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+			// Nobody works until all are late, and then all clients begin at once.
+			f.exec(t, `INSERT INTO river_queue (name, created_at, updated_at, paused_at)
+				VALUES ('default', now(), now(), now())`)
+			all := f.insertTogether(t, sched.Jobs(f.client), n, limit.For("k").OrReserve())
+			f.exec(t, `UPDATE river_job SET state = 'available'`) // else they are promoted one day
+			f.noteVersions(t)
+			blocked := newListener("could not pay anew") // within a second, as this machine stalls
+			var client *river.Client[pgx.Tx]
+			for range clients {
+				client = j.client(t, sched, workers(1), func(c *river.Config) { c.Logger = slog.New(blocked) })
 			}
-		}
-		if len(of) > rivers+2 {
-			t.Errorf("job %d: %s", id, states(of))
-		}
-	}
-	if paid := f.count(t, `metadata::text LIKE '%\\"late\\":true%'`); paid != n {
-		t.Errorf("%d of %d jobs were spaced anew", paid, n)
+			f.until(t, all[n-1].Job.Job.ScheduledAt.Add(3200*time.Millisecond))
+			if err := client.QueueResume(t.Context(), river.QueueDefault, nil); err != nil {
+				t.Fatal(err)
+			}
+			j.await(t, n)
+			f.completed(t, n)
+			for id, of := range f.versions(t) {
+				more := -2 // it is fetched and completed
+				for _, v := range of {
+					if !v.to.Before(v.from) { // else a round has moved it to where River put it off too late
+						more++
+					}
+				}
+				putOffs := woken(t, f.job(t, id))
+				if (more > 2*clients || putOffs > clients) && !blocked.hasHeard() {
+					t.Errorf("job %d was put off %d times: %s", id, putOffs, states(of))
+				}
+			}
+			if paid := f.count(t, `metadata::text LIKE '%\\"late\\":true%'`); paid != n {
+				t.Errorf("%d of %d jobs were spaced anew", paid, n)
+			}
+		})
 	}
 }
 
