@@ -54,8 +54,7 @@ weirvet: ## Build the vet tool weirvet into .bin
 
 .PHONY: test
 test: postgres sfv ## Run all tests, on servers of their own
-	$(GO) test -count=1 $(TIMEOUT) ./...
-	@./scripts/absent
+	$(GO) test -count=1 $(TIMEOUT) ./...; code=$$?; ./scripts/absent; exit $$code
 
 .PHONY: test/stress
 test/stress: postgres ## Run the random tests and the faults for longer than make test does: DURATION=10s for each
