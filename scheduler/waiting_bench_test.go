@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
@@ -17,20 +18,30 @@ import (
 )
 
 // BenchmarkWaitingJobs is what waiting jobs cost while none is due: with 50,000 of them, statements
-// a second of four clients, River's own among them, and with 100,000 River's fetch, by that beside
+// a second of four clients, River's own and each BEGIN and COMMIT among them, and with 100,000 River's fetch, by that beside
 // as many scheduled jobs of River alone: with none available yet, and with the most that rounds make
 // available ahead of time.
 func BenchmarkWaitingJobs(b *testing.B) {
 	b.Run("statements", func(b *testing.B) {
-		f, sched, j := exact(b)
+		f, sched, _ := exact(b)
 		f.reserveMany(b, sched, 50_000)
+		cfg, sent := f.pool.Config(), &counting{}
+		cfg.ConnConfig.Tracer = sent
+		pool, err := pgxpool.NewWithConfig(b.Context(), cfg)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(pool.Close) // after the clients have stopped
+		of := *f
+		of.pool = pool
+		clients := newJournal(&of)
 		for range 4 {
-			j.client(b, sched)
+			clients.client(b, sched)
 		}
 		time.Sleep(10 * time.Second) // rounds have seen them all
-		before, began := f.commits(b), time.Now()
+		before, began := sent.n.Load(), time.Now()
 		time.Sleep(20 * time.Second)
-		b.ReportMetric(float64(f.commits(b)-before)/time.Since(began).Seconds(), "statements/s")
+		b.ReportMetric(float64(sent.n.Load()-before)/time.Since(began).Seconds(), "statements/s")
 	})
 	b.Run("fetch", func(b *testing.B) {
 		const n = 100_000
@@ -106,19 +117,6 @@ func (f *fetches) forget() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.all = nil
-}
-
-func (f *fixture) commits(b *testing.B) (n int64) {
-	b.Helper()
-	if _, err := f.pool.Exec(b.Context(), `SELECT pg_stat_force_next_flush()`); err != nil {
-		b.Fatal(err)
-	}
-	if err := f.pool.QueryRow(b.Context(),
-		`SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()`).
-		Scan(&n); err != nil {
-		b.Fatal(err)
-	}
-	return n
 }
 
 // reserveMany inserts jobs that wait: the first are due in two minutes, the others up to hours
