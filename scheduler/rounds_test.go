@@ -150,6 +150,27 @@ func TestOneClientAtATimeDoesTheRounds(t *testing.T) {
 	}
 }
 
+// Rounds also look at the jobs behind the thousand that are due next: a job there moves up when one
+// before it in its own line is cancelled.
+func TestAJobBehindAThousandOthersMovesUp(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	others := make([]river.InsertManyParams, 1100) // that wait longer than this test takes
+	for i := range others {
+		others[i] = river.InsertManyParams{Args: sendArgs{i},
+			InsertOpts: &river.InsertOpts{ScheduledAt: time.Now().Add(30 * time.Minute)}}
+	}
+	if _, err := f.client.InsertMany(t.Context(), others); err != nil {
+		t.Fatal(err)
+	}
+	k := ratelimit.MustDefine("behind",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)}).For("k")
+	large, next := f.reserveOn(t, -1, nil, k.Count(3600)), f.reserveOn(t, -2, nil, k.Count(2))
+	f.cancel(t, sched.Jobs(f.client), large.ID)
+	j.client(t, sched)
+	j.startsBefore(t, next.ID, next.ScheduledAt.Add(-time.Hour), next.ScheduledAt)
+}
+
 // paidAnew are the jobs that a slow machine has started so late that they have paid anew, and were
 // moved for that.
 func (f *fixture) paidAnew(t testing.TB) map[int64]bool {

@@ -2,8 +2,11 @@ package riverjob_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -107,6 +110,71 @@ func TestAMoveLeavesAloneWhatHasChangedSince(t *testing.T) {
 		case !c.moves && after != before[i]:
 			t.Errorf("%s: it was\n%s and is\n%s", c.name, before[i], after)
 		}
+	}
+}
+
+// sent counts the jobs in each statement that moves some.
+type sent struct {
+	riverjob.Querier
+	jobs []int
+}
+
+func (s *sent) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	s.jobs = append(s.jobs, strings.Count(fmt.Sprint(args...), `"id":`))
+	return s.Querier.Query(ctx, sql, args...)
+}
+
+// A move waits for no row that somebody else has locked: that job stays where it is, and the others
+// are moved, a thousand in a statement.
+func TestAMoveWaitsForNobody(t *testing.T) {
+	t.Parallel()
+	pool, client, limiter := withRiver(t)
+	now := time.Now().UTC().Truncate(time.Microsecond)
+	was, due := now.Add(time.Hour), now.Add(time.Minute)
+	many := make([]river.InsertManyParams, 1001)
+	for i := range many {
+		many[i] = river.InsertManyParams{Args: movedArgs{}, InsertOpts: &river.InsertOpts{ScheduledAt: was}}
+	}
+	inserted, err := client.InsertMany(t.Context(), many)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var jobs []*riverjob.Waiter
+	for _, in := range inserted {
+		jobs = append(jobs, &riverjob.Waiter{ID: in.Job.ID, At: in.Job.ScheduledAt, Due: due, State: "scheduled"})
+	}
+	locked, at := jobs[0].ID, jobs[0].At
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := tx.Exec(t.Context(), `SELECT FROM river_job WHERE id = $1 FOR UPDATE`, locked); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(t.Context(), `SET lock_timeout = '2s'`); err != nil { // who waits fails
+		t.Fatal(err)
+	}
+	s := &sent{Querier: conn}
+	if err := riverjob.NewStore(limiter, ticket.Pacing{}, "").Move(t.Context(), s, jobs, now); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(s.jobs, []int{1000, 1}) {
+		t.Errorf("statements moved %v jobs, want 1000 and 1", s.jobs)
+	}
+	var moved, left int
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE scheduled_at = $1),
+		count(*) FILTER (WHERE scheduled_at = $2 AND id = $3) FROM river_job`, due, at, locked).
+		Scan(&moved, &left); err != nil {
+		t.Fatal(err)
+	}
+	if moved != len(many)-1 || left != 1 {
+		t.Errorf("%d jobs were moved, and the locked one is where it was: %v", moved, left == 1)
 	}
 }
 
