@@ -24,8 +24,10 @@ func TestAnInterruptedAttemptHasPaid(t *testing.T) {
 	for name, c := range map[string]struct {
 		pays scheduler.Pays
 		once bool
+		soft bool // each client is stopped softly, and its timeout interrupts the attempt
 	}{
-		"PerAttempt": {scheduler.PerAttempt, false}, "PerStart": {scheduler.PerStart, false}, "PerJob": {scheduler.PerJob, true},
+		"PerAttempt": {scheduler.PerAttempt, false, false}, "PerStart": {scheduler.PerStart, false, false},
+		"PerJob": {scheduler.PerJob, true, false}, "SoftStop": {scheduler.PerAttempt, false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			beside(t, func(t *testing.T, s *setting) {
@@ -38,9 +40,21 @@ func TestAnInterruptedAttemptHasPaid(t *testing.T) {
 				}
 				id := s.insertFrom(t, s.f.client, payer(c.pays), nil).Job.ID
 				for n := range 3 {
-					client := s.client(t)
+					client := s.client(t, func(cfg *river.Config) {
+						if c.soft {
+							cfg.SoftStopTimeout = time.Millisecond
+						}
+					})
 					s.j.await(t, n+1)
-					if n < 2 {
+					switch {
+					case n == 2:
+					case c.soft:
+						ctx, cancel := context.WithTimeout(t.Context(), patience)
+						err := client.Stop(ctx)
+						if cancel(); err != nil {
+							t.Fatal(err)
+						}
+					default:
 						stop(t, client)
 					}
 				}
