@@ -18,9 +18,9 @@ import (
 )
 
 // BenchmarkWaitingJobs is what waiting jobs cost while none is due: with 50,000 of them, statements
-// a second of four clients, River's own and each BEGIN and COMMIT among them, and with 100,000 River's fetch, by that beside
-// as many scheduled jobs of River alone: with none available yet, and with the most that rounds make
-// available ahead of time.
+// a second of four clients, River's own and each BEGIN and COMMIT among them, and with 100,000
+// River's fetch, by that beside as many scheduled jobs of River alone: with none available yet, and
+// with the most that rounds make available ahead of time.
 func BenchmarkWaitingJobs(b *testing.B) {
 	b.Run("statements", func(b *testing.B) {
 		f, sched, _ := exact(b)
