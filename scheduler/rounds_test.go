@@ -163,7 +163,7 @@ func TestAJobBehindAThousandOthersMovesUp(t *testing.T) {
 	if _, err := f.client.InsertMany(t.Context(), others); err != nil {
 		t.Fatal(err)
 	}
-	k := ratelimit.MustDefine("behind",
+	k := ratelimit.MustDefine("behindAThousand",
 		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)}).For("k")
 	large, next := f.reserveOn(t, -1, nil, k.Count(3600)), f.reserveOn(t, -2, nil, k.Count(2))
 	f.cancel(t, sched.Jobs(f.client), large.ID)
