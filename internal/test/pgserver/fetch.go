@@ -117,11 +117,9 @@ func (f fetcher) download(tmp, unpacked string) error {
 		0o600); err != nil {
 		return err
 	}
-	port, err := freePort()
-	if err != nil {
-		return err
-	}
-	cfg := embeddedpostgres.DefaultConfig().Version(fetched).Port(uint32(port)).Logger(io.Discard).
+	// It checks that its port is free. Nobody is to listen there: 0 is always free, where any other
+	// may be taken by somebody just then.
+	cfg := embeddedpostgres.DefaultConfig().Version(fetched).Port(0).Logger(io.Discard).
 		CachePath(f.archives).RuntimePath(filepath.Join(tmp, "run")).DataPath(data).
 		BinariesPath(unpacked)
 	if repository != "" {
