@@ -219,7 +219,10 @@ func TestThePlanRestsOnWhatTakesCost(t *testing.T) {
 	pool, pids := measurable(t)
 	l := limiter(t, ratelimit.Config{Citus: true})
 	// Servers that vacuum or recover meanwhile use more.
-	again := func(wrong func() bool) bool { return wrong() && wrong() }
+	again := func(wrong func() bool) bool {
+		first := wrong()
+		return first && wrong()
+	}
 	var one, many load
 	if again(func() bool {
 		one = measure(t, pids, 8, 100, consumer(l.Autocommit(pool)))
