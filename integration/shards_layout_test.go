@@ -29,9 +29,9 @@ func TestALimitIsReshardedUnderLoad(t *testing.T) {
 	for _, gifts := range []bool{false, true} {
 		t.Run(fmt.Sprintf("gifts=%v", gifts), func(t *testing.T) {
 			t.Parallel()
-			// A transaction of the caller's own that finds its layout gone keeps the row that it
-			// has locked: it cannot begin anew.
-			own := []string{"Raw", "DatabaseSQL"}
+			// A transaction that finds its layout gone keeps the row that it has locked, if the call
+			// cannot begin it anew, as InTx can. InSQLTx then runs all of it again.
+			own := []string{"Raw", "DatabaseSQL", "InSQLTx"}
 			eachCrowdBut(t, own, func(t *testing.T, here, there rig.Verbs, pool *pgxpool.Pool) {
 				reshardUnderLoad(t, here, there, pool, rule, capacity, gifts)
 			})
