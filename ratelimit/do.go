@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+
+	"github.com/weir-go/weir/internal/grace"
 )
 
 // Do waits for its turn, calls fn, and settles what fn has used. Use it, for example, for a call to
@@ -66,7 +68,7 @@ func (a *Autocommit) work(
 		if len(used) == 0 || len(reservation.Takes) == 0 { // shadows may have taken nothing
 			return
 		}
-		ctx, cancel := detached(ctx)
+		ctx, cancel := grace.Now(ctx)
 		defer cancel()
 		_, failed := a.Settle(ctx, reservation, used...)
 		switch {

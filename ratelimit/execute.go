@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/weir-go/weir/internal/grace"
 )
 
 // executor is where the statements of a call go: a transaction, or a pool on which each round trip
@@ -49,7 +51,7 @@ func (x executor) run(ctx context.Context, statements []*statement) error {
 	x.count()
 	if x.ends && (x.stepwise || ctx.Err() != nil) {
 		var cancel context.CancelFunc
-		ctx, cancel = outlasting(ctx)
+		ctx, cancel = grace.After(ctx)
 		defer cancel()
 	}
 	if len(x.before) > 0 {

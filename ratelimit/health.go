@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/grace"
 )
 
 // prober makes a decision that other calls cannot delay.
@@ -91,7 +93,7 @@ func (a *Autocommit) probe(ctx context.Context) error {
 		return err
 	}
 	defer func() {
-		ctx, cancel := detached(ctx)
+		ctx, cancel := grace.Now(ctx)
 		defer cancel()
 		_ = conn.Close(ctx)
 	}()

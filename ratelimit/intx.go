@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/grace"
 	"github.com/weir-go/weir/internal/limits/where"
 )
 
@@ -305,7 +306,7 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 		_ = tx.Rollback(ctx)
 		return
 	}
-	ctx, cancel := detached(ctx)
+	ctx, cancel := grace.Now(ctx)
 	defer cancel()
 	_ = tx.Rollback(ctx)
 }

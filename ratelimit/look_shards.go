@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/weir-go/weir/internal/grace"
 	"github.com/weir-go/weir/internal/limits/spread"
 	"github.com/weir-go/weir/internal/limits/where"
 	"github.com/weir-go/weir/shard"
@@ -20,7 +21,7 @@ func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*spread
 	if err != nil {
 		return nil, explain(ctx, err, "look at", calls)
 	}
-	return l.grown(ctx, x, looks, calls)
+	return l.grown(ctx, x, looks, calls, false)
 }
 
 // lookAgain reads limits after a take was denied, or failed in a conflict. It gives back what the
@@ -34,7 +35,7 @@ func (l *Limiter) lookAgain(
 	if len(gives) > 0 {
 		var cancel context.CancelFunc
 		// otherwise the transaction could go on with only a part of the call taken
-		ctx, cancel = outlasting(ctx)
+		ctx, cancel = grace.After(ctx)
 		defer cancel()
 	}
 	if first {
@@ -52,13 +53,15 @@ func (l *Limiter) lookAgain(
 	for i := range calls {
 		calls[i].forget()
 	}
-	seen, err = l.grown(ctx, x, looks, calls)
+	seen, err = l.grown(ctx, x, looks, calls, !restarted)
 	return seen, restarted, err
 }
 
-// grown returns what looks have read, after adding the shards that limits lack.
+// grown returns what looks have read, after adding the shards that limits lack. A transaction that
+// has locked rows leaves that to the next call if the limit has fewer than it should: a change of
+// shards begins with rows that others have locked before those.
 func (l *Limiter) grown(
-	ctx context.Context, x executor, looks []*statement, calls []call,
+	ctx context.Context, x executor, looks []*statement, calls []call, locked bool,
 ) ([]*spread.Whole, error) {
 	for range rounds {
 		seen, err := l.seen(x, looks, calls)
@@ -68,7 +71,7 @@ func (l *Limiter) grown(
 		again := false
 		for i := range calls {
 			lacks := seen[i].Lacks()
-			if seen[i].Shards >= calls[i].shards && !lacks {
+			if !lacks && (locked || seen[i].Shards >= calls[i].shards) {
 				continue
 			}
 			if x.single {

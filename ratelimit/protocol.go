@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"time"
 
+	"github.com/weir-go/weir/internal/grace"
 	"github.com/weir-go/weir/internal/limits/algebra"
 )
 
@@ -111,7 +111,7 @@ func (c *call) forget() {
 // transaction may go on. If the transaction has failed, undo fails too, and changes nothing.
 func (l *Limiter) undo(ctx context.Context, x executor, takes []*statement) {
 	if gives := l.gives(takes); len(gives) > 0 {
-		ctx, cancel := outlasting(ctx)
+		ctx, cancel := grace.After(ctx)
 		defer cancel()
 		_ = x.run(ctx, gives)
 	}
@@ -128,28 +128,6 @@ func (l *Limiter) gives(takes []*statement) []*statement {
 	}
 	return gives
 }
-
-// detached returns a context for what must be done even though the caller's context has ended.
-func detached(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), graceTime)
-}
-
-// outlasting returns a context for what must be done even if the caller's context ends meanwhile,
-// and may have to wait for rows that others hold. It ends graceTime after ctx.
-func outlasting(ctx context.Context) (context.Context, context.CancelFunc) {
-	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(ctx, func() {
-		select {
-		case <-longer.Done():
-		case <-time.After(graceTime):
-			cancel()
-		}
-	})
-	return longer, func() { stop(); cancel() }
-}
-
-// graceTime is for how long something may go on after the caller's context has ended.
-const graceTime = 5 * time.Second
 
 const few = 2
 
@@ -181,7 +159,7 @@ func (l *Limiter) denied(
 	if given > 0 {
 		var cancel context.CancelFunc
 		// otherwise the transaction could go on with only a part of the call taken
-		ctx, cancel = outlasting(ctx)
+		ctx, cancel = grace.After(ctx)
 		defer cancel()
 	}
 	for i := range calls {

@@ -34,7 +34,7 @@ import (
 //
 // During the change, a call in a transaction of the caller's own may deadlock with another one.
 // Then it fails with 40P01, and the transaction has to run again, as after a 40001. [Limiter.InTx]
-// does that by itself.
+// and [Limiter.InSQLTx] do that by themselves.
 func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Request) error {
 	if n < 1 || n > shard.Max {
 		return &InvalidError{Field: "number of shards", Value: n,

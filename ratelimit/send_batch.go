@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/grace"
 	"github.com/weir-go/weir/internal/limits/answers"
 )
 
@@ -280,7 +281,7 @@ func rollBack(ctx context.Context, conn *pgx.Conn) {
 	if conn.IsClosed() || conn.PgConn().TxStatus() == 'I' {
 		return
 	}
-	ctx, cancel := detached(ctx)
+	ctx, cancel := grace.Now(ctx)
 	defer cancel()
 	if _, err := conn.Exec(ctx, `ROLLBACK`); err != nil {
 		_ = conn.Close(ctx)

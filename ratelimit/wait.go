@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/weir-go/weir/internal/grace"
 )
 
 // Wait takes what the requests ask for, from all of them or from none, and returns when the work
@@ -71,7 +73,7 @@ func wait(ctx context.Context, l line, requests []Request) (Result, error) {
 		if err == nil {
 			continue
 		}
-		ctx, cancel := detached(ctx)
+		ctx, cancel := grace.Now(ctx)
 		defer cancel()
 		if failed := l.GiveBack(ctx, res); failed != nil {
 			err = fmt.Errorf("%w; its tokens could not be given back: %w", err, failed)

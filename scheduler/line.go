@@ -9,6 +9,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/grace"
 	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
@@ -160,7 +161,7 @@ func (j *Jobs) queue(
 			turns = append(turns, fairline.RowOf(seats[i], job.Job))
 		}
 	}
-	ctx, cancel := lasting(ctx) // a job without a turn would wait for ever
+	ctx, cancel := grace.After(ctx) // a job without a turn would wait for ever
 	defer cancel()
 	return jobs, fairline.Enter(ctx, j.store, tx, turns...)
 }

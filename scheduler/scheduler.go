@@ -11,6 +11,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/grace"
 	"github.com/weir-go/weir/internal/hand"
 	"github.com/weir-go/weir/internal/jobs/fairline"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
@@ -191,7 +192,7 @@ func (s *Scheduler) insert(
 ) (inserted []*Inserted, err error) {
 	defer func() {
 		if inserted == nil {
-			last, cancel := lasting(ctx)
+			last, cancel := grace.After(ctx)
 			defer cancel()
 			if ctx.Err() != nil { // River may have inserted, and not yet notified
 				to.fail(last)
@@ -229,15 +230,9 @@ func (s *Scheduler) insert(
 	if len(unused) == 0 {
 		return inserted, nil
 	}
-	ctx, cancel := lasting(ctx)
+	ctx, cancel := grace.After(ctx)
 	defer cancel()
 	return inserted, to.giveBack(ctx, unused)
-}
-
-// lasting is for what has to follow although the caller's context has ended, as the transaction may
-// go on.
-func lasting(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 }
 
 // check tells whether j was made with what it needs.

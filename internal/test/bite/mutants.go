@@ -55,7 +55,7 @@ var ofTheCore = []mutant{
 	{"consume: takes what may be granted for later", "ratelimit/receiver.go",
 		"if r.Reserves() {", "if r.Reserves() && r.leave > 0 {", "TestConsume", whole, true},
 	{"do: settles with the context of a caller that has gone", "ratelimit/do.go",
-		"		ctx, cancel := detached(ctx)\n", "		ctx, cancel := context.WithCancel(ctx)\n", "TestDoSettles", whole, true},
+		"		ctx, cancel := grace.Now(ctx)\n", "		_ = grace.Now\n		ctx, cancel := context.WithCancel(ctx)\n", "TestDoSettles", whole, true},
 	{"do: an earlier report counts as well", "ratelimit/do.go",
 		"return r.Limit().Name() == old.Limit().Name()", "return false && r.Limit().Name() == old.Limit().Name()", "TestDoSettles", whole, true},
 	{"level: InTx forgets the configuration", "ratelimit/intx.go",
