@@ -134,10 +134,9 @@ func TestALateJobCostsTwoRowVersionsMore(t *testing.T) {
 			all := f.insertTogether(t, sched.Jobs(f.client), n, limit.For("k").OrReserve())
 			f.exec(t, `UPDATE river_job SET state = 'available'`) // else they are promoted one day
 			f.noteVersions(t)
-			blocked := newListener("could not pay anew") // within a second, as this machine stalls
 			var client *river.Client[pgx.Tx]
 			for range clients {
-				client = j.client(t, sched, workers(1), func(c *river.Config) { c.Logger = slog.New(blocked) })
+				client = j.client(t, sched, workers(1))
 			}
 			f.until(t, all[n-1].Job.Job.ScheduledAt.Add(3200*time.Millisecond))
 			if err := client.QueueResume(t.Context(), river.QueueDefault, nil); err != nil {
@@ -145,18 +144,15 @@ func TestALateJobCostsTwoRowVersionsMore(t *testing.T) {
 			}
 			j.await(t, n)
 			f.completed(t, n)
+			most := 0
 			for id, of := range f.versions(t) {
-				more := -2 // it is fetched and completed
-				for _, v := range of {
-					if !v.to.Before(v.from) { // else a round has moved it to where River put it off too late
-						more++
-					}
-				}
-				putOffs := woken(t, f.job(t, id))
-				if (more > 2*clients || putOffs > clients) && !blocked.hasHeard() {
+				more := len(of) - 2 // it is fetched and completed
+				most = max(most, more)
+				if putOffs := woken(t, f.job(t, id)); more > 2*clients || putOffs > clients {
 					t.Errorf("job %d was put off %d times: %s", id, putOffs, states(of))
 				}
 			}
+			t.Logf("at most %d row versions more", most)
 			if paid := f.count(t, `metadata::text LIKE '%\\"late\\":true%'`); paid != n {
 				t.Errorf("%d of %d jobs were spaced anew", paid, n)
 			}
