@@ -163,40 +163,24 @@ func TestKilledNodesSettleOnce(t *testing.T) {
 	began := time.Now()
 	var mu sync.Mutex
 	all, through := map[int]*settlement{}, 0
-	stopping := make(chan struct{})
-	var callers sync.WaitGroup
-	stop := sync.OnceFunc(func() {
-		close(stopping)
-		callers.Wait()
+	stop := callUntilStopped(2*len(ways), func(id int) {
+		way := ways[id%len(ways)]
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		res, err := take.RateLimit(ctx, budget.For(key(id)).Count(toSettle))
+		if err != nil { // what became of such takes is audited elsewhere
+			return
+		}
+		s := &settlement{way: way.name, reservation: res.Reservation(), used: way.used, hasARow: way.is}
+		s.err = way.call(ctx, id, s)
+		mu.Lock()
+		defer mu.Unlock()
+		all[id] = s
+		if s.err == nil {
+			through++
+		}
 	})
 	defer stop()
-	for n := range 2 * len(ways) {
-		way := ways[n%len(ways)]
-		callers.Go(func() {
-			for id := n; ; id += 2 * len(ways) {
-				select {
-				case <-stopping:
-					return
-				default:
-				}
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				res, err := take.RateLimit(ctx, budget.For(key(id)).Count(toSettle))
-				if err != nil { // what became of such takes is audited elsewhere
-					cancel()
-					continue
-				}
-				s := &settlement{way: way.name, reservation: res.Reservation(), used: way.used, hasARow: way.is}
-				s.err = way.call(ctx, id, s)
-				cancel()
-				mu.Lock()
-				all[id] = s
-				if s.err == nil {
-					through++
-				}
-				mu.Unlock()
-			}
-		})
-	}
 	kills := killEach(t, c, func() int {
 		mu.Lock()
 		defer mu.Unlock()
@@ -223,27 +207,15 @@ func TestKilledNodesSettleOnce(t *testing.T) {
 	if _, err := pgx.ForEachRow(rows, []any{&id}, func() error { written[id] = true; return nil }); err != nil {
 		t.Fatal(err)
 	}
-	type tally struct{ settled, not, unknown int }
-	told := map[string]*tally{}
-	met := 0
+	told := tallies{}
 	for id, s := range all {
 		s.gone, s.settled, s.row = gone[key(id)], has[key(id)], written[id]
 		if v := s.violation(); v != "" {
 			t.Errorf("%s, reservation %d: %s", s.way, id, v)
 		}
-		if told[s.way] == nil {
-			told[s.way] = &tally{}
-		}
-		switch n := told[s.way]; {
-		case s.err == nil:
-			n.settled++
+		if told.add(s.way, s.err); s.err == nil {
 			continue
-		case errors.Is(s.err, ratelimit.ErrOutcomeUnknown):
-			n.unknown++
-		default:
-			n.not++
 		}
-		met++
 		again := l.Autocommit(pool)
 		if now, err := again.Settle(t.Context(), s.reservation, used(id, s)); err != nil || now == s.settled {
 			t.Errorf("%s, reservation %d: settled again: %v, %v; it was settled before: %v", s.way, id, now, err, s.settled)
@@ -254,14 +226,5 @@ func TestKilledNodesSettleOnce(t *testing.T) {
 			t.Errorf("%s, reservation %d: %v tokens are gone, %v, want %v", s.way, id, n, err, s.used)
 		}
 	}
-	for way, n := range told {
-		t.Logf("%-10s %5d settled, %3d not, %3d unknown", way, n.settled, n.not, n.unknown)
-		if n.settled == 0 {
-			t.Errorf("%s: no settlement got through", way)
-		}
-	}
-	t.Logf("%d kills, %d settlements, %d of them met one", kills, len(all), met)
-	if met == 0 {
-		t.Error("no settlement met a kill")
-	}
+	told.report(t, kills)
 }

@@ -165,35 +165,21 @@ func TestKilledNodesTakeWhatCallersWereTold(t *testing.T) {
 
 	var mu sync.Mutex
 	fates, through := map[int]*fate{}, 0
-	stopping := make(chan struct{})
-	var callers sync.WaitGroup
-	stop := sync.OnceFunc(func() {
-		close(stopping)
-		callers.Wait()
+	keys := func(id int) (first, second string) { return fmt.Sprint("a", id), fmt.Sprint("b", id) }
+	stop := callUntilStopped(len(ways), func(id int) {
+		way := ways[id%len(ways)]
+		first, second := keys(id)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := way.call(ctx, id, budget.For(first), budget.For(second))
+		mu.Lock()
+		defer mu.Unlock()
+		fates[id] = &fate{way: way.name, err: err, hasTwo: way.two, hasARow: way.is}
+		if err == nil {
+			through++
+		}
 	})
 	defer stop()
-	keys := func(id int) (first, second string) { return fmt.Sprint("a", id), fmt.Sprint("b", id) }
-	for n, way := range ways {
-		callers.Go(func() {
-			for id := n; ; id += len(ways) {
-				select {
-				case <-stopping:
-					return
-				default:
-				}
-				first, second := keys(id)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				err := way.call(ctx, id, budget.For(first), budget.For(second))
-				cancel()
-				mu.Lock()
-				fates[id] = &fate{way: way.name, err: err, hasTwo: way.two, hasARow: way.is}
-				if err == nil {
-					through++
-				}
-				mu.Unlock()
-			}
-		})
-	}
 	kills := killEach(t, c, func() int {
 		mu.Lock()
 		defer mu.Unlock()
@@ -214,37 +200,14 @@ func TestKilledNodesTakeWhatCallersWereTold(t *testing.T) {
 	if _, err := pgx.ForEachRow(rows, []any{&id}, func() error { written[id] = true; return nil }); err != nil {
 		t.Fatal(err)
 	}
-	type tally struct{ taken, not, unknown int }
-	told := map[string]*tally{}
-	met := 0
+	told := tallies{}
 	for id, f := range fates {
 		first, second := keys(id)
 		f.first, f.second, f.row = gone[first], gone[second], written[id]
 		if v := f.violation(); v != "" {
 			t.Errorf("%s, call %d: %s", f.way, id, v)
 		}
-		if told[f.way] == nil {
-			told[f.way] = &tally{}
-		}
-		switch n := told[f.way]; {
-		case f.err == nil:
-			n.taken++
-		case errors.Is(f.err, ratelimit.ErrOutcomeUnknown):
-			n.unknown++
-			met++
-		default:
-			n.not++
-			met++
-		}
+		told.add(f.way, f.err)
 	}
-	for way, n := range told {
-		t.Logf("%-16s %5d taken, %3d not, %3d unknown", way, n.taken, n.not, n.unknown)
-		if n.taken == 0 {
-			t.Errorf("%s: no call got through", way)
-		}
-	}
-	t.Logf("%d kills, %d calls, %d of them met one", kills, len(fates), met)
-	if met == 0 {
-		t.Error("no call met a kill")
-	}
+	told.report(t, kills)
 }
