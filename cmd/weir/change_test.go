@@ -97,9 +97,7 @@ func TestChangesOfABalance(t *testing.T) {
 
 // Where the tables are distributed, the shards of a limit without keys are elsewhere.
 func TestALimitOfACluster(t *testing.T) {
-	if !pgtest.Citus() {
-		t.Skip("it needs a Citus cluster: see make test/citus")
-	}
+	cluster(t)
 	t.Parallel()
 	pool := pgtest.Pool(t)
 	l, err := ratelimit.New(ratelimit.Config{Citus: true})

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,7 +22,9 @@ import (
 func cluster(t *testing.T) {
 	t.Helper()
 	if !pgtest.Citus() {
-		t.Skip("it needs a Citus cluster: see make test/citus")
+		const why = "skipped: it needs a Citus cluster: see make test/citus"
+		fmt.Printf("%s: %s\n", t.Name(), why)
+		t.Skip(why)
 	}
 }
 

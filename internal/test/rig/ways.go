@@ -47,9 +47,9 @@ var Ways = []Way{
 // Levels are the isolation levels.
 var Levels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
 
-// Crowded are the ways for many callers of the same keys, none of whom may meet an error. On Citus
-// none is at SERIALIZABLE: there a worker may fail a COMMIT because of a conflict, and the
-// coordinator does not say whether it took effect.
+// Crowded are the ways for tests in which many callers take from the same keys and get no error. On
+// Citus they are below SERIALIZABLE: at that level a worker may fail a COMMIT because of a conflict,
+// and the coordinator does not say whether it took effect.
 func Crowded() (ways []Way) {
 	for _, w := range Ways {
 		switch {
