@@ -13,7 +13,7 @@ var ofEdges = []mutant{
 	{"shadow: it does not follow", "ratelimit/receiver.go",
 		"		x.ends = true // once", "		// once", "AShadowFollows", []string{"./integration"}, true},
 	{"queue: a job is left out of line", "scheduler/line.go",
-		"	ctx, cancel := lasting(ctx) // a job", "	ctx, cancel := context.WithCancel(ctx) // a job", "LeavesNoJobOutOfLine", jobs, true},
+		"	ctx, cancel := grace.After(ctx) // a job", "	_ = grace.After\n	ctx, cancel := context.WithCancel(ctx) // a job", "LeavesNoJobOutOfLine", jobs, true},
 	{"insert: a job stays without its tokens", "scheduler/scheduler.go",
 		"				to.fail(last)\n", "				_ = last\n", "KeepsBothOrNone", jobs, true},
 	{"gone: one that fails keeps others from giving back", "internal/jobs/rounds/gone.go",
