@@ -37,18 +37,29 @@ type denial struct {
 // the database usually takes to answer.
 const trip = 10 * time.Millisecond
 
+// lately is how long a row counts as short of tokens after a denial is over. It is longer than callers
+// of a busy row usually stay away.
+const lately = time.Second
+
 // mostDenials bounds the memory, to some megabytes with long keys.
 const mostDenials = 10_000
 
 // Expected reports whether a call is likely to be denied.
-func (d *Denials) Expected(row *where.Row, a *algebra.Ask) bool {
+func (d *Denials) Expected(row *where.Row, a *algebra.Ask) bool { return d.denies(row, a, 0) }
+
+// Lately reports whether a call is likely to be denied, or was until a moment ago: of a row whose
+// tokens are taken as soon as they flow in, it nearly always says so. Grants do not prolong it.
+func (d *Denials) Lately(row *where.Row, a *algebra.Ask) bool { return d.denies(row, a, lately) }
+
+// denies reports whether a call is likely to be denied, or was until no longer than ago.
+func (d *Denials) denies(row *where.Row, a *algebra.Ask, ago time.Duration) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.rows) == 0 {
 		return false
 	}
 	e, ok := d.rows[*row]
-	return ok && a.Demand() >= e.demand && time.Now().Before(e.until)
+	return ok && a.Demand() >= e.demand && time.Now().Before(e.until.Add(ago))
 }
 
 // Watch allows Note to remember denials of a call as answers: give it what Watch returns. It is for
@@ -60,16 +71,19 @@ func (d *Denials) Watch() (watched uint64) {
 	return d.changes + 1
 }
 
-// Note remembers a denial, or forgets the row's denial if it grants again. If this process has made
-// tokens available since Watch, the denial may have been read before that: then Note does not keep
-// it as an answer.
+// Note remembers a denial, or that the row's denial is over because it grants again. If this process
+// has made tokens available since Watch, the denial may have been read before that: then Note does
+// not keep it as an answer.
 func (d *Denials) Note(row *where.Row, a *algebra.Ask, v *algebra.Verdict, watched uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if v.OK {
 		// a grant of less says nothing about more
 		if e, ok := d.rows[*row]; ok && a.Demand() >= e.demand {
-			delete(d.rows, *row)
+			e.answers = false
+			if now := time.Now(); now.Before(e.until) {
+				e.until = now
+			}
 		}
 		return
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unsafe"
 
@@ -96,6 +97,38 @@ func TestGrantAndForgetEndTheExpectation(t *testing.T) {
 	d.Forget(b.Row)
 	if a.expected(&d) || b.expected(&d) || len(d.rows) != 0 {
 		t.Errorf("%d rows are left after forget", len(d.rows))
+	}
+}
+
+// A row that has denied a call is short of tokens for a second more, however often it grants
+// meanwhile.
+func TestARowIsShortOfTokensForAWhileAfterADenial(t *testing.T) {
+	t.Parallel()
+	for what, lasts := range map[string]time.Duration{"its time is over": 3 * time.Millisecond,
+		"the row grants again": time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			var d Denials
+			c := of("apples", "x", 5)
+			is := func(c *call) bool { return d.Lately(&c.Row, &c.Ask) }
+			if is(c) {
+				t.Errorf("%s: short before any denial", what)
+			}
+			c.note(&d, deniedFor(lasts))
+			time.Sleep(3 * time.Millisecond)
+			for range 10 {
+				c.note(&d, &algebra.Verdict{OK: true})
+				if !is(c) || c.expected(&d) {
+					t.Errorf("%s: short %v, and expected to be denied %v", what, is(c), c.expected(&d))
+				}
+				if is(of("apples", "x", 4)) || is(of("apples", "y", 5)) || is(reserve("x", 6)) {
+					t.Errorf("%s: a smaller call, another key or a reservation finds it short", what)
+				}
+				time.Sleep(lately / 10)
+			}
+			if is(c) {
+				t.Errorf("%s: still short after a second of grants", what)
+			}
+		})
 	}
 }
 
