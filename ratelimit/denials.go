@@ -19,6 +19,26 @@ func (l *Limiter) expected(calls []call) bool {
 	return false
 }
 
+// scarce reports whether a call may be about to queue in vain: for a contended row that has denied
+// such calls lately. Its turn in the queue comes only when all transactions before it have taken,
+// worked and committed, so a look is cheap beside that. If nothing was denied lately, tokens are
+// ample, and a look would only add a round trip to every grant.
+//
+// It is for calls that can look before their transaction begins. Within the transaction a look
+// would take the snapshot, and then it is too late to queue.
+func (l *Limiter) scarce(x executor, calls []call) bool {
+	if !x.canLookAside(true) {
+		return false
+	}
+	for i := range calls {
+		c := &calls[i]
+		if l.contended.Has(c.Row) && l.denials.Lately(&c.Row, &c.Ask) {
+			return true
+		}
+	}
+	return false
+}
+
 // noted remembers the verdict on a call, if it is a denial.
 func (l *Limiter) noted(c *call, v *algebra.Verdict) {
 	l.denials.Note(&c.Row, &c.Ask, v, c.watched)

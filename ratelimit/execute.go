@@ -79,18 +79,23 @@ func (x executor) fresh() bool {
 // So it has no snapshot, and has written nothing. It is known only if InTx has yet to send BEGIN.
 func (x executor) alone() bool { return x.single || x.lazy != nil && !x.lazy.begun }
 
-// aside runs looks before the transaction begins, and reports whether it has: it cannot if the
-// transaction has begun. A call that is denied this way needs no BEGIN and no ROLLBACK. With exact,
-// aside does nothing in a transaction that runs again, because the balances may change once more
-// before it begins.
+// aside runs looks before the transaction begins, and reports whether it has: see canLookAside. A
+// call that is denied this way needs no BEGIN and no ROLLBACK.
 func (x executor) aside(ctx context.Context, looks []*statement, exact bool) (bool, error) {
-	t := x.lazy
-	if t == nil || t.begun || t.failed != nil || t.unsure != nil || exact && x.attempt.again {
+	if !x.canLookAside(exact) {
 		return false, nil
 	}
 	x.count()
-	_, err := sendBatch(ctx, t.conn, looks)
+	_, err := sendBatch(ctx, x.lazy.conn, looks)
 	return err == nil, err
+}
+
+// canLookAside reports whether InTx has yet to begin the transaction. With exact it is false for a
+// transaction that runs again, because the balances may change once more before that begins.
+func (x executor) canLookAside(exact bool) bool {
+	t := x.lazy
+	return t != nil && !t.begun && t.failed == nil && t.unsure == nil &&
+		(!exact || !x.attempt.again)
 }
 
 // restart rolls back a transaction in which nothing was sent except by the current call, and runs

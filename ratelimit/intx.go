@@ -53,7 +53,9 @@ const maxAttempts = 50
 // If the first call of fn is expected to be denied, because the same call was denied just before,
 // its balance is read without a transaction. If it is denied and fn returns, there is no
 // transaction. If fn continues above READ COMMITTED, the balance is read again in the transaction.
-// If it has changed by then, fn runs again, and that run reads in the transaction at once.
+// If it has changed by then, fn runs again, and that run reads in the transaction at once. A call
+// that would queue for a balance which has denied calls within the last second is treated the same
+// way: if it cannot be granted, it is denied without waiting for the transactions before it.
 //
 // InTx holds one connection of the pool and needs no second. Inside another InTx on the same pool,
 // called with its ctx, it is refused with [ErrNested]: if outer transactions held all connections,

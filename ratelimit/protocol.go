@@ -27,6 +27,10 @@ import (
 //
 // If this process has denied the same call lately, it expects another denial. Then LOOK goes first,
 // so that a flood of denied calls writes nothing and locks nothing.
+//
+// LOOK also goes first, before BEGIN, if the call would otherwise queue for a row that has denied
+// such calls lately: see scarce. The committed balance decides, as if the call had come before the
+// transactions that have the row locked.
 
 // rounds bounds how often TAKE and LOOK are repeated. Repetition is needed only if no lock is held
 // between them, or the database's clock is set back.
@@ -43,7 +47,7 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call) (Resu
 	if l.sharded(calls) {
 		return l.rateLimitShards(ctx, x, calls, first, nil)
 	}
-	looked := x.fresh() && l.expected(calls)
+	looked := x.fresh() && l.expected(calls) || l.scarce(x, calls)
 	for round := 1; ; round++ {
 		if looked {
 			res, err := l.foresee(ctx, x, calls)
