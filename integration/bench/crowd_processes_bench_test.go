@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -100,14 +101,17 @@ func crowdChild(url string) error {
 	}
 	c := crowd{pool, []*pgxpool.Conn{conn}}
 	requests := map[string]func(int) ratelimit.Request{"own": ownRequest, "hot": hotRequest}
-	counts := map[string]func() float64{"equal": func() float64 { return lineMean }, "heavy": heavy}
 	sides := map[string]counted{}
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		what, how, _ := strings.Cut(in.Text(), " ")
 		if what == "reserve" {
-			which, level, _ := strings.Cut(how, " ")
-			n, runs := counts[which](), new(atomic.Int64)
-			res, err := reserve(ctx, l, conn, pgx.TxIsoLevel(level), n, runs)
+			count, level, _ := strings.Cut(how, " ")
+			n, err := strconv.ParseFloat(count, 64)
+			if err != nil {
+				return err
+			}
+			var runs atomic.Int64
+			res, err := reserve(ctx, l, conn, pgx.TxIsoLevel(level), hotLine.Global().Count(n), &runs)
 			if err != nil {
 				return err
 			}
@@ -115,7 +119,7 @@ func crowdChild(url string) error {
 			if runAt.IsZero() {
 				runAt = res.At
 			}
-			fmt.Println(runs.Load(), n, res.At.UnixMicro(), runAt.UnixMicro())
+			fmt.Println(runs.Load(), res.At.UnixMicro(), runAt.UnixMicro())
 			continue
 		}
 		side, ok := sides[in.Text()]
@@ -132,7 +136,7 @@ func crowdChild(url string) error {
 			return err
 		}
 		now := time.Now().UnixMicro()
-		fmt.Println(side.runs.Load()-before, lineMean, now, now) // as much as of a reservation
+		fmt.Println(side.runs.Load()-before, now, now) // as much as of a reservation
 	}
 	return nil
 }
