@@ -305,6 +305,10 @@ func (b *Books) now(clock func() time.Time) int64 {
 // Asked records the count of a call, and returns how much of it may be waited for in one shard:
 // twice the mean count. A larger part would make the call, and later calls of that shard, run later
 // than without shards.
+//
+// Smaller parts would bring calls nearer to one line while lines are short. But calls in four parts
+// hold four shards each, and a limit should have only twice as many shards as callers: they would
+// wait for each other. So a short line is where shards cost most: see docs/shards.md.
 func (b *Books) Asked(at where.Place, count float64) float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
