@@ -63,8 +63,8 @@ test/stress: postgres ## Run the random tests and the faults for longer than mak
 
 .PHONY: test/faults
 test/faults: postgres ## Run the tests under faults, and print their rounds: killed servers, cut connections
-	$(GO) test -count=1 -v ./integration/faults | grep -v '^=== '
-	WEIR_TEST_SHARDS=5 $(GO) test -count=1 -v ./integration/faults | grep -v '^=== '
+	set -o pipefail; $(GO) test -count=1 -v ./integration/faults | grep -v '^=== '
+	set -o pipefail; WEIR_TEST_SHARDS=5 $(GO) test -count=1 -v ./integration/faults | grep -v '^=== '
 
 # What tests on a cluster, which takes longer for most: CITUS_TESTS=<regexp> picks.
 CITUS_TESTS ?= ^Test
@@ -124,8 +124,8 @@ test/install: ## Install the released modules as users will, from a module proxy
 	cd internal/release && $(GO) test -count=1 ./...
 
 .PHONY: test/soak
-test/soak: postgres ## Run the random tests for longer: DURATION=30m for each, 16 at a time
-	WEIR_TEST_DURATION=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=0 -parallel=16 -v -run '$(RANDOM_TESTS)' ./integration/... | grep -v '^=== '
+test/soak: postgres ## Run the random tests for longer: DURATION=30m for each, 16 at a time; RANDOM_TESTS=<regexp> picks
+	set -o pipefail; WEIR_TEST_DURATION=$(or $(DURATION),10m) $(GO) test -count=1 -timeout=0 -parallel=16 -v -run '$(RANDOM_TESTS)' ./integration/... | grep -v '^=== '
 
 .PHONY: test/bite
 test/bite: postgres ## Break the library in one place at a time, and see a test notice each

@@ -56,8 +56,8 @@ func requests(takes []take) []ratelimit.Request {
 	return rs
 }
 
-// spread are the same limits, defined with as many shards.
-func spread(shards int) map[string]ratelimit.Limit {
+// sharded are the same limits, defined with as many shards.
+func sharded(shards int) map[string]ratelimit.Limit {
 	s := map[string]ratelimit.Limit{}
 	for name, rule := range map[string]ratelimit.Rule{
 		"bucket": ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(60)},
@@ -76,7 +76,7 @@ func spread(shards int) map[string]ratelimit.Limit {
 func (o *op) requests(takes []take) []ratelimit.Request {
 	rs := requests(takes)
 	if o.Shards > 1 {
-		of := spread(o.Shards)
+		of := sharded(o.Shards)
 		for i, t := range takes {
 			rs[i] = of[t.Account.Limit].For(t.Account.Key).Count(t.Tokens)
 		}
@@ -95,9 +95,14 @@ type app struct {
 	pool    *pgxpool.Pool
 	client  *river.Client[pgx.Tx]
 	jobs    *scheduler.Jobs
-	again   *atomic.Int64 // transactions that were run once more
-	changes *atomic.Int64 // of layouts, and pauses
-	settled *atomic.Int64
+	done    *done
+}
+
+// done counts what an application and its operator have done.
+type done struct {
+	again               atomic.Int64 // transactions that were run once more
+	settled             atomic.Int64
+	pauses, reshardings atomic.Int64
 }
 
 func newApp(pool *pgxpool.Pool, cfg ratelimit.Config) (*app, error) {
@@ -113,7 +118,7 @@ func newApp(pool *pgxpool.Pool, cfg ratelimit.Config) (*app, error) {
 		return nil, err
 	}
 	return &app{limiter, pool, client, scheduler.New(limiter, scheduler.Config{}).Jobs(client),
-		new(atomic.Int64), new(atomic.Int64), new(atomic.Int64)}, nil
+		new(done)}, nil
 }
 
 // over is the same application, with the same limiter, on another pool.
@@ -142,13 +147,13 @@ func (a *app) do(ctx context.Context, o *op) error {
 	err := a.limiter.InTxOptions(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.TxIsoLevel(o.Level)},
 		func(ctx context.Context, tx pgx.Tx) (err error) {
 			if runs++; runs > 1 {
-				a.again.Add(1)
+				a.done.again.Add(1)
 			}
 			took, err = a.work(ctx, tx, o)
 			return err
 		})
 	if err == nil && o.Settles && a.settle(ctx, o, took) == nil {
-		a.settled.Add(1)
+		a.done.settled.Add(1)
 	}
 	return err
 }
@@ -206,7 +211,8 @@ func (a *app) work(ctx context.Context, tx pgx.Tx, o *op) (took []ratelimit.Rese
 const tables = `
 CREATE TABLE work (id text NOT NULL, limit_name text NOT NULL, key text NOT NULL, tokens float8 NOT NULL);
 CREATE TABLE reservation (id text NOT NULL, limit_name text NOT NULL, key text NOT NULL, tokens float8 NOT NULL,
-	run_at timestamptz, job bigint NOT NULL)` // without constraints: to find what is wrong is the audit's part
+	run_at timestamptz, job bigint NOT NULL);
+CREATE TABLE let_go (limit_name text NOT NULL, key text NOT NULL, tokens float8 NOT NULL)` // without constraints: to find what is wrong is the audit's part
 
 type execer interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)

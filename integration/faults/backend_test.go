@@ -123,8 +123,8 @@ func TestAStormOfConflictsUnderFaults(t *testing.T) {
 	f.load.desk.hot = true
 	f.run(t, fault{rounds: 2, hits: []class{away, canceled},
 		allowed: []class{unknown, conflict, stale}, inject: func(t *testing.T, f *fixture) {
-			storm := f.app.again.Load() + 50
-			for n := 0; f.app.again.Load() < storm; n++ {
+			storm := f.app.done.again.Load() + 50
+			for n := 0; f.app.done.again.Load() < storm; n++ {
 				if n == 10_000 {
 					t.Fatal("ten thousand grants without fifty conflicts are no storm")
 				}

@@ -4,7 +4,8 @@
 // An application takes tokens, writes down what it took and enqueues what it reserved, each time in
 // one transaction. While it does, the server is killed or shut down, backends are terminated,
 // connections are cut at COMMIT, processes die. After each round everything that is in the database
-// is compared with itself and with what the callers were told.
+// is compared with itself and with what the callers were told. One test has these faults in turn
+// over limits with shards, while these are paused and change their shards, and work is settled.
 //
 // Workers that call an API and settle what that has used are killed between its answer and COMMIT;
 // there the books are also compared with what the API has answered.

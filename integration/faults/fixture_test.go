@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -42,7 +43,8 @@ type fixture struct {
 	callers *callers
 
 	rounds  int
-	audited int // ops
+	audited int              // ops
+	merged  map[account]bool // that had a shard that waits for a merge; true: held only within bounds
 }
 
 func setUp(t *testing.T, configure ...func(*pgxpool.Config)) *fixture {
@@ -73,7 +75,8 @@ func durably() []pgserver.Option {
 func setUpOn(t *testing.T, s, standby *pgserver.Server, configure ...func(*pgxpool.Config)) *fixture {
 	t.Helper()
 	f := &fixture{server: s, standby: standby,
-		name: "weir_fault_" + strings.ToLower(rand.Text()[:12]), callers: newCallers()}
+		name: "weir_fault_" + strings.ToLower(rand.Text()[:12]), callers: newCallers(),
+		merged: map[account]bool{}}
 	f.exec(t, "CREATE SCHEMA "+f.name)
 	t.Cleanup(func() {
 		// not t.Fatal: where subtests were parallel, that fails the test without a word
@@ -105,7 +108,8 @@ func setUpOn(t *testing.T, s, standby *pgserver.Server, configure ...func(*pgxpo
 }
 
 // everywhere is how many shards WEIR_TEST_SHARDS gives to the limits of all tests. Without it four
-// of the faults run over limits with shards as well, and the others over limits of one row.
+// of the faults run over limits with shards as well, the test of every kind over those alone, and
+// the others over limits of one row.
 func everywhere(t testing.TB) int {
 	text := os.Getenv("WEIR_TEST_SHARDS")
 	if text == "" {
@@ -118,9 +122,17 @@ func everywhere(t testing.TB) int {
 	return n
 }
 
-// eachLayout runs the test with limits of one row, and with limits of five shards.
+// several is how many shards the limits of a test have that needs shards.
+const several = 5
+
+// eachLayout runs the test with limits of one row, and with limits of several shards; with
+// WEIR_TEST_SHARDS only with limits of so many.
 func eachLayout(t *testing.T, test func(t *testing.T, f *fixture)) {
-	for _, shards := range []int{1, 5} {
+	layouts := []int{1, several}
+	if n := everywhere(t); n > 1 {
+		layouts = []int{n}
+	}
+	for _, shards := range layouts {
 		t.Run(fmt.Sprintf("shards=%d", shards), func(t *testing.T) {
 			f := setUp(t)
 			f.load.shards = shards
@@ -243,62 +255,6 @@ func (f *fixture) settle(t testing.TB, pools ...*pgxpool.Pool) {
 	})
 }
 
-// books reads all there is, in one snapshot.
-func (f *fixture) books(t testing.TB) *books {
-	t.Helper()
-	b := &books{balances: map[account]float64{}, ahead: map[account]float64{}, shards: map[account]int{}}
-	f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
-		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead,
-			AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-			var e entry
-			var value, ahead float64
-			var shards int
-			if err := each(ctx, tx, `SELECT name, key, sum(least(value, capacity)) FILTER (WHERE shard >= 0),
-				coalesce(sum(rate * extract(epoch FROM paused_until - ts)::float8 * 1e6 / period)
-					FILTER (WHERE shard >= 0 AND paused_until > ts), 0),
-				coalesce(max(value::bigint % 2048) FILTER (WHERE shard = -1), 1)
-				FROM weir_balance WHERE value > '-Infinity' GROUP BY name, key HAVING max(shard) >= 0`,
-				[]any{&e.Account.Limit, &e.Account.Key, &value, &ahead, &shards}, func() {
-					b.balances[e.Account], b.shards[e.Account] = value, shards
-					if ahead > tolerance { // not that of a pause of some milliseconds
-						b.ahead[e.Account] = ahead
-					}
-				}); err != nil { // of all shards together
-				return err
-			}
-			columns := []any{&e.id, &e.Account.Limit, &e.Account.Key, &e.Tokens}
-			if err := each(ctx, tx, `SELECT id, limit_name, key, tokens FROM work`, columns, func() {
-				b.works = append(b.works, e)
-			}); err != nil {
-				return err
-			}
-			var r reservation
-			columns = []any{&r.id, &r.Account.Limit, &r.Account.Key, &r.Tokens, &r.runAt, &r.job}
-			if err := each(ctx, tx, `SELECT id, limit_name, key, tokens, run_at, job FROM reservation`,
-				columns, func() {
-					b.reservations = append(b.reservations, r)
-				}); err != nil {
-				return err
-			}
-			var j job
-			return each(ctx, tx, `SELECT id, args->>'id', scheduled_at FROM river_job`,
-				[]any{&j.number, &j.id, &j.due}, func() {
-					b.jobs = append(b.jobs, j)
-				})
-		})
-	})
-	return b
-}
-
-func each(ctx context.Context, tx pgx.Tx, sql string, columns []any, add func()) error {
-	rows, err := tx.Query(ctx, sql)
-	if err != nil {
-		return err
-	}
-	_, err = pgx.ForEachRow(rows, columns, func() error { add(); return nil })
-	return err
-}
-
 // audit is to be called when the load has stopped and the server is back.
 func (f *fixture) audit(t testing.TB, pools ...*pgxpool.Pool) []string {
 	t.Helper()
@@ -307,7 +263,11 @@ func (f *fixture) audit(t testing.TB, pools ...*pgxpool.Pool) []string {
 	f.callers.mu.Lock()
 	defer f.callers.mu.Unlock()
 	f.audited = len(f.callers.records)
-	return audit(allTerms, b, f.callers.records)
+	violations, bounded := audit(allTerms, b, f.callers.records)
+	for acc := range b.ahead {
+		f.merged[acc] = f.merged[acc] || slices.Contains(bounded, acc)
+	}
+	return violations
 }
 
 // fault is a way to break things.
@@ -364,7 +324,7 @@ func (f *fixture) mustBalance(t *testing.T, pools ...*pgxpool.Pool) {
 
 func (f *fixture) startAfresh(t *testing.T) {
 	t.Helper()
-	f.exec(t, `TRUNCATE work, reservation, river_job, weir_balance`)
+	f.exec(t, `TRUNCATE work, reservation, river_job, weir_balance, let_go`)
 	f.callers.forget()
 }
 

@@ -178,7 +178,7 @@ func (l *load) start(ctx context.Context) (stop func()) {
 		})
 	}
 	if a, ok := l.app.(*app); ok && l.shards > 1 {
-		wg.Go(func() { operate(ctx, a, l.desk, stopping) })
+		wg.Go(func() { operate(ctx, a, l.desk, l.shards, stopping) })
 	}
 	return sync.OnceFunc(func() {
 		close(stopping)

@@ -182,24 +182,7 @@ func processesAreKilled(t *testing.T, f *fixture) {
 	start := time.Now()
 	killed := 0
 	for enough := rounds(t, x.rounds); !enough(f.rounds); f.rounds++ {
-		var children []*spawned
-		spawn := func() {
-			children = append(children, f.spawn(t, fmt.Sprintf("round%d-%d", f.rounds, len(children))))
-		}
-		for range 3 {
-			spawn()
-		}
-		for i := range 3 {
-			children[i].awaitGrants(t, f.callers, 5+rand.N(20))
-			children[i].kill()
-			spawn()
-			f.callers.await(t, granted, 10)
-		}
-		for _, c := range children[3:] {
-			c.awaitGrants(t, f.callers, 5)
-			c.kill()
-		}
-		killed += len(children)
+		killed += killProcesses(t, f)
 		f.mustBalance(t)
 		if f.audited > 30_000 {
 			f.startAfresh(t)
@@ -211,4 +194,28 @@ func processesAreKilled(t *testing.T, f *fixture) {
 	if cut == 0 {
 		t.Error("no transaction was under way when its process was killed")
 	}
+}
+
+// killProcesses starts processes and kills them one by one, while others go on. It returns how many
+// it has killed.
+func killProcesses(t *testing.T, f *fixture) int {
+	t.Helper()
+	var children []*spawned
+	spawn := func() {
+		children = append(children, f.spawn(t, fmt.Sprintf("round%d-%d", f.rounds, len(children))))
+	}
+	for range 3 {
+		spawn()
+	}
+	for i := range 3 {
+		children[i].awaitGrants(t, f.callers, 5+rand.N(20))
+		children[i].kill()
+		spawn()
+		f.callers.await(t, granted, 10)
+	}
+	for _, c := range children[3:] {
+		c.awaitGrants(t, f.callers, 5)
+		c.kill()
+	}
+	return len(children)
 }

@@ -13,10 +13,17 @@ func (f *fixture) report(t *testing.T, x fault, took time.Duration) {
 	for _, v := range f.callers.senseless(x) {
 		t.Error(v)
 	}
+	bounded := 0
+	for _, only := range f.merged {
+		if only {
+			bounded++
+		}
+	}
+	did := f.app.done
 	summary :=
-		fmt.Sprintf("faults: %s: %d rounds in %.1f s (%s; %d runs after a conflict; %d settled, %d pauses and changes of shards): tokens, work, reservations, jobs and what each caller was told agree",
-			t.Name(), f.rounds, took.Seconds(), f.callers, f.app.again.Load(), f.app.settled.Load(),
-			f.app.changes.Load())
+		fmt.Sprintf("faults: %s: %d rounds in %.1f s (%s; %d runs after a conflict; %d settled, %d pauses, %d changes of shards; %d accounts with shards that wait for a merge, of which %d are only known to be within bounds): tokens, work, reservations, jobs and what each caller was told agree",
+			t.Name(), f.rounds, took.Seconds(), f.callers, did.again.Load(), did.settled.Load(),
+			did.pauses.Load(), did.reshardings.Load(), len(f.merged), bounded)
 	t.Log(summary)
 	fmt.Println(summary)
 }

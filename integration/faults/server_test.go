@@ -33,7 +33,13 @@ func TestTheServerIsShutDownFast(t *testing.T) {
 
 func end(t *testing.T, f *fixture, how func(*fixture) error) {
 	t.Helper()
-	f.run(t, fault{rounds: 1, hits: []class{away}, allowed: []class{unknown}, inject: func(t *testing.T, f *fixture) {
+	f.run(t, fault{rounds: 1, hits: []class{away}, allowed: []class{unknown}, inject: ending(how)})
+}
+
+// ending ends the server, and starts it again.
+func ending(how func(*fixture) error) func(t *testing.T, f *fixture) {
+	return func(t *testing.T, f *fixture) {
+		t.Helper()
 		f.callers.await(t, granted, rand.N(100))
 		if err := how(f); err != nil {
 			t.Fatal(err)
@@ -43,7 +49,7 @@ func end(t *testing.T, f *fixture, how func(*fixture) error) {
 		if err := f.server.Restart(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-	}})
+	}
 }
 
 // mustRefuse checks what is answered when there is no server: an error, and no denial. As nothing
@@ -88,30 +94,33 @@ func TestABackendIsKilled(t *testing.T) {
 
 func backendIsKilled(t *testing.T, f *fixture) {
 	t.Helper()
-	f.run(t, fault{rounds: 1, hits: []class{away}, allowed: []class{unknown}, inject: func(t *testing.T, f *fixture) {
-		f.callers.await(t, granted, rand.N(50))
-		before, _ := f.callers.count(away)
-		f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
-			var pid int
-			if err := conn.QueryRow(ctx, `SELECT pid FROM pg_stat_activity WHERE application_name = $1 ORDER BY random() LIMIT 1`,
-				f.name).Scan(&pid); err != nil {
-				return err
-			}
-			p, err := os.FindProcess(pid)
-			if err != nil {
-				return err
-			}
-			if err := p.Kill(); err != nil {
-				return err
-			}
-			// until the server takes this backend down with it, others may still be at work
-			if _, err := conn.Exec(ctx, `SELECT pg_sleep(30)`); classify(err) != away {
-				return fmt.Errorf("the server outlived a killed backend: %w", err)
-			}
-			return nil
-		})
-		f.callers.awaitSince(t, away, before, 1) // the server may be up again
-	}})
+	f.run(t, fault{rounds: 1, hits: []class{away}, allowed: []class{unknown}, inject: killABackend})
+}
+
+func killABackend(t *testing.T, f *fixture) {
+	t.Helper()
+	f.callers.await(t, granted, rand.N(50))
+	before, _ := f.callers.count(away)
+	f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
+		var pid int
+		if err := conn.QueryRow(ctx, `SELECT pid FROM pg_stat_activity WHERE application_name = $1 ORDER BY random() LIMIT 1`,
+			f.name).Scan(&pid); err != nil {
+			return err
+		}
+		p, err := os.FindProcess(pid)
+		if err != nil {
+			return err
+		}
+		if err := p.Kill(); err != nil {
+			return err
+		}
+		// until the server takes this backend down with it, others may still be at work
+		if _, err := conn.Exec(ctx, `SELECT pg_sleep(30)`); classify(err) != away {
+			return fmt.Errorf("the server outlived a killed backend: %w", err)
+		}
+		return nil
+	})
+	f.callers.awaitSince(t, away, before, 1) // the server may be up again
 }
 
 // While the database takes no writes, callers learn that, and what was denied before is denied

@@ -9,13 +9,26 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// cutting runs the load over a proxy that goes through the modes in turn, with pgx as it comes and
-// with every text on the wire.
+// cutting runs the load over a proxy that goes through the modes in turn.
 func cutting(t *testing.T, f *fixture, x fault, kinds ...mode) *proxy {
 	t.Helper()
 	p := newProxy(t, f)
-	pools := []*pgxpool.Pool{f.connect(t, p.through), f.connect(t, p.through, verbatim)}
-	x.inject = func(t *testing.T, f *fixture) {
+	x.inject = p.cutting(kinds...)
+	x.pools = p.pools(t, f)
+	f.run(t, x)
+	return p
+}
+
+// pools are two through the proxy: with pgx as it comes, and with every text on the wire.
+func (p *proxy) pools(t *testing.T, f *fixture) []*pgxpool.Pool {
+	t.Helper()
+	return []*pgxpool.Pool{f.connect(t, p.through), f.connect(t, p.through, verbatim)}
+}
+
+// cutting cuts connections, a few in each mode.
+func (p *proxy) cutting(kinds ...mode) func(t *testing.T, f *fixture) {
+	return func(t *testing.T, f *fixture) {
+		t.Helper()
 		for _, m := range kinds {
 			p.mode.Store(m)
 			cut := p.cuts[m].Load()
@@ -26,9 +39,6 @@ func cutting(t *testing.T, f *fixture, x fault, kinds ...mode) *proxy {
 			f.callers.await(t, granted, 1)
 		}
 	}
-	x.pools = pools
-	f.run(t, x)
-	return p
 }
 
 func TestConnectionsAreCutAtCommit(t *testing.T) {
