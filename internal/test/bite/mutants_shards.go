@@ -81,6 +81,8 @@ var ofShards = []mutant{
 		"WHERE `+n.tryLock(`u.lock`)+` ORDER BY u.shard)\n", "OneAdvisoryLock", whole, true},
 	{"shards: the first that is drawn", "shard/choose.go",
 		"const draws = 3", "const draws = 1", ".", []string{"./shard"}, true},
+	{"shards: reservations wait in any that is drawn", "shard/choose.go",
+		"const draws = 3", "const draws = 1", "NearTheTimeOfOneBalance", whole, true},
 	{"shards: calls under way are not kept clear of", "ratelimit/sharded.go",
 		"l.books.Claim(s.c.Row, x.session())", "l.books.Disclaim(s.c.Row, x.session())", "KeepOutOfTheWay", whole, true},
 	{"shards: not the fuller of two", "shard/choose.go",
