@@ -79,6 +79,8 @@ var ofShards = []mutant{
 	{"shards: all candidates are locked", "internal/limits/statements/take.go",
 		"WHERE `+n.tryLock(`u.lock`)+`)\n",
 		"WHERE `+n.tryLock(`u.lock`)+` ORDER BY u.shard)\n", "OneAdvisoryLock", whole, true},
+	{"shards: nobody is told that they are too small", "ratelimit/sharded.go",
+		"n < c.shards {", "n < 0*c.shards {", "TooSmallAreToldOf", whole, true},
 	{"shards: the first that is drawn", "shard/choose.go",
 		"const draws = 3", "const draws = 1", ".", []string{"./shard"}, true},
 	{"shards: reservations wait in any that is drawn", "shard/choose.go",
