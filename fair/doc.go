@@ -23,6 +23,9 @@
 // used the same. This is max-min fairness without a queue, without a leader, and without knowing
 // the other tenants. It cannot reserve: a call is granted now or denied.
 //
+// With [ratelimit.Shards] among Config.Options, a call that must leave tokens first reads all
+// shards, in a round trip of its own, and leaves each shard its part.
+//
 // # How exact it is
 //
 // The levels of tenants are a few tokens apart, so the bucket has to be large enough to tell them

@@ -32,9 +32,13 @@ import (
 // COMMIT, once and in order. If one of them fails, SendBatch returns its error together with the
 // Result, and the writes stay.
 //
-// Limits with shards, and transactions that run again, take the round trips of InTx. Any error
-// without an OK Result means that nothing was written, except one that matches [ErrOutcomeUnknown]:
-// the connection was lost, and the transaction was committed whole or not at all.
+// Limits with shards, and transactions that run again, take the round trips of InTx. A take that
+// finds its shard locked has no tokens, but is no error either, as it tries another shard next. In
+// one round trip the batch would run and commit without tokens.
+//
+// Any error without an OK Result means that nothing was written, except one that matches
+// [ErrOutcomeUnknown]: the connection was lost, and the transaction was committed whole or not at
+// all.
 func (l *Limiter) SendBatch(
 	ctx context.Context, db Beginner, queue func(b *pgx.Batch) error, requests ...Request,
 ) (Result, error) {
