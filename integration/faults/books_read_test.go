@@ -17,7 +17,7 @@ func (f *fixture) books(t testing.TB) *books {
 			AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 			var e entry
 			var value, ahead float64
-			var shards, changes int
+			var shards, changes int // changes: since it has shards
 			writtenDown := map[account]int{}
 			if err := each(ctx, tx, `SELECT limit_name, key, sum(tokens), count(*) FROM let_go
 				GROUP BY limit_name, key`, []any{&e.Account.Limit, &e.Account.Key, &value, &changes}, func() {

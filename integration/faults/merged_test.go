@@ -30,8 +30,11 @@ func (a *app) reshard(ctx context.Context, tx pgx.Tx, n int, request ratelimit.R
 		return err
 	}
 	after, err := linesOf(ctx, tx, request)
-	if err != nil || len(before) == 0 || before[0].row == after[0].row { // it was new, or has as many
+	if err != nil || len(before) == 0 || before[0].row == after[0].row {
 		return err
+	}
+	if from, _ := shard.Address(before[0].row); from.Generation == 0 {
+		return nil // of one row, of which nothing is merged
 	}
 	_, err = tx.Exec(ctx, `INSERT INTO let_go VALUES ($1, $2, $3)`,
 		request.Limit().Name(), request.Key(), letGo(before, after))
