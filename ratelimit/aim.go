@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -21,6 +22,11 @@ type aim struct {
 	wait   bool    // wait for the first candidate if others hold all of them
 	level  float64 // the least that a take from a candidate is expected to leave
 	sent   []*statement
+
+	// the rows of shards that the call has lost, as they were seen before. Other transactions hold
+	// them until they change.
+	lost   map[int32]algebra.Balance
+	barred bool // from gathering: another call gathers
 }
 
 // holds is which rows a transaction has locked for a call that it could not grant.
@@ -59,11 +65,7 @@ func (h *holds) add(aims []aim, seen []*spread.Whole, before time.Duration) {
 			if clock, ok := s.args[7].(time.Time); ok {
 				at = min(at, clock.UnixMicro())
 			}
-			rows := s.shards
-			if rows == nil {
-				rows = []int32{s.c.Shard}
-			}
-			for _, row := range rows {
+			for _, row := range s.tried() {
 				_, k := shard.Address(row)
 				r := s.whole.of(w.Layout, k)
 				least := s.args[9].(float64) //nolint:forcetypeassert // what is to be left
@@ -73,6 +75,14 @@ func (h *holds) add(aims []aim, seen []*spread.Whole, before time.Duration) {
 			}
 		}
 	}
+}
+
+// tried returns the rows of the shards from which the take could take.
+func (s *statement) tried() []int32 {
+	if s.shards != nil {
+		return s.shards
+	}
+	return []int32{s.c.Shard}
 }
 
 func (h *holds) upTo(r where.Row) {
@@ -123,39 +133,89 @@ func (l *Limiter) divide(a *aim, c *call, session uint32) bool {
 }
 
 // aim aims each call at rows that the transaction may lock, by what was just seen: that grants each
-// call. The last time, the takes ignore how others have changed the shards since.
+// call. It reports whether each call has such rows. The shards that a call has lost are left out
+// until they change, except for a call that may wait and has no others. The last time, the takes
+// ignore how others have changed the shards since.
 func (l *Limiter) aim(
 	x executor, calls []call, aims []aim, seen []*spread.Whole, held *holds, last bool,
-) {
+) (all bool) {
+	all = true
 	for i := range calls {
-		c, w := &calls[i], seen[i]
-		aims[i] = aim{c: c, layout: w.Layout}
+		c, w, a := &calls[i], seen[i], &aims[i]
+		maps.DeleteFunc(a.lost, func(row int32, was algebra.Balance) bool {
+			layout, k := shard.Address(row)
+			changed := layout != w.Layout || w.Rows[k] != was
+			a.barred = a.barred && !changed
+			return changed
+		})
+		*a = aim{c: c, layout: w.Layout, lost: a.lost, barred: a.barred}
 		if w.Layout == shard.Single {
 			continue
 		}
 		free := l.books.Free(c.Place, w.Layout, x.session())
-		allowed := func(k int) bool { return held.allow(c.of(w.Layout, k).Row) }
-		p, ok := w.Plan(&c.Ask, w.At, last && c.Pausable(),
-			func(k int) bool { return free(k) && allowed(k) })
-		if !ok {
-			p, _ = w.Plan(&c.Ask, w.At, last && c.Pausable(), allowed)
+		allowed := func(k int) bool {
+			return held.allow(where.Row{Place: c.Place, Shard: w.Layout.Row(k)})
 		}
-		if len(p.Able) == 0 {
-			aims[i].plan, aims[i].wait = p, last
-		} else if able := slices.DeleteFunc(p.Able, func(k int) bool {
-			return !allowed(k)
-		}); len(able) > 0 {
-			aims[i].among(able, w, free)
+		may := func(k int) bool {
+			_, lost := a.lost[w.Layout.Row(k)]
+			return !lost && allowed(k)
+		}
+		ahead := last && c.Pausable()
+		p, ok := w.Plan(&c.Ask, w.At, ahead, may)
+		if !ok && c.Pausable() {
+			may = allowed
+			p, ok = w.Plan(&c.Ask, w.At, ahead, may)
+		}
+		switch {
+		case !ok || a.barred && len(p.Able) == 0:
+			all = false
+		case len(p.Able) > 0:
+			a.among(p.Able, w, free)
+		default:
+			a.plan, a.wait = p, last
+			if p, ok := w.Plan(&c.Ask, w.At, ahead, func(k int) bool {
+				return free(k) && may(k)
+			}); ok {
+				a.plan = p
+			}
 		}
 		if last {
-			aims[i].level = algebra.Closed
-			for k := range aims[i].plan.Parts {
-				p := &aims[i].plan.Parts[k]
+			a.level = algebra.Closed
+			for k := range a.plan.Parts {
+				p := &a.plan.Parts[k]
 				row := c.take(w.Layout, p.Shard, p.Count)
 				p.Least = row.Least()
 			}
-			aims[i].wait = aims[i].wait || c.Pausable()
+			a.wait = a.wait || c.Pausable()
 		}
+	}
+	return all
+}
+
+// lose notes the shards that did not grant what was seen in them: other transactions hold them. If
+// a call gets none of the parts that it gathers, another call probably gathers. A take that waits
+// has lost nothing: the shard for which it has waited has changed.
+func (l *Limiter) lose(a *aim, seen *spread.Whole) {
+	if a.wait {
+		return
+	}
+	none := true
+	for _, s := range a.sent {
+		if s.found {
+			none = false
+			continue
+		}
+		for _, row := range s.tried() {
+			if a.lost == nil {
+				a.lost = make(map[int32]algebra.Balance)
+			}
+			_, k := shard.Address(row)
+			a.lost[row] = seen.Rows[k]
+		}
+	}
+	gathers := a.from == nil && !a.plan.Ahead
+	if none && gathers && !a.c.Pausable() && !l.cfg.Portable { // which has no lock for gathering
+		a.barred = true
 	}
 }
 
@@ -175,7 +235,7 @@ func (a *aim) among(able []int, w *spread.Whole, free func(int) bool) {
 	a.wait = len(a.from) > 1 && 2*len(able) > w.Shards
 }
 
-// send makes the statements: none, if there is no row that the transaction may lock.
+// send makes the statements.
 func (l *Limiter) send(a *aim) {
 	switch {
 	case a.layout == shard.Single:

@@ -23,6 +23,10 @@ import (
 // it is rolled back, LOOK is sent on its own, and TAKE begins a new transaction: the caller has
 // seen nothing of the first. Otherwise the transaction takes only from that shard and from rows that
 // come after it in the order of locks, as two callers could deadlock.
+//
+// If a shard did not grant what LOOK had seen in it, and the next LOOK finds it unchanged, another
+// transaction holds it. The call leaves it out until it changes. A call that may not wait is denied
+// if the other shards do not have enough, and not tried again until that transaction has ended.
 
 // alone is the number of the row of a limit without shards.
 const alone = 0
@@ -77,10 +81,9 @@ func (l *Limiter) rateLimitShards(
 				x.doubt(l.stillDenied(calls))
 				return res, nil
 			}
-			if round > rounds {
+			if round > rounds || !l.aim(x, calls, aims, seen, &held, round == rounds) {
 				return l.takenAgain(aims, seen, calls)
 			}
-			l.aim(x, calls, aims, seen, &held, round == rounds)
 		}
 		var takes []*statement
 		for i := range aims {
@@ -90,9 +93,6 @@ func (l *Limiter) rateLimitShards(
 				l.books.Claim(s.c.Row, x.session())
 			}
 			takes = append(takes, aims[i].sent...)
-		}
-		if len(takes) == 0 {
-			return l.takenAgain(aims, seen, calls)
 		}
 		if x.single && len(takes) > 1 {
 			return Result{}, errUndecided
@@ -104,6 +104,9 @@ func (l *Limiter) rateLimitShards(
 		case failed == nil:
 			if res, ok := l.grantedShards(aims, seen, calls); ok {
 				return res, nil
+			}
+			for i := range seen { // unless the takes went by what was remembered
+				l.lose(&aims[i], seen[i])
 			}
 		case !first || round == rounds || !isConflict(failed) ||
 			slices.ContainsFunc(takes, func(s *statement) bool { return s.whole == nil }):
@@ -145,21 +148,13 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 			}
 		case err != nil && (isConflict(err) || isUnreachable(err)):
 			l.books.Lost(s.c.Row) // the next takes try others
-		case err == nil && (s.lone || s.othersTook(takes)):
-			// another transaction holds it or has taken from it, so the session no longer prefers
-			// it, and the next round gathers without it
+		case err == nil && s.lone:
+			// another transaction holds it or has taken from it, so the session no longer prefers it
 			l.books.Lost(s.c.Row)
 		default:
 			l.books.Disclaim(s.c.Row, x.session())
 		}
 	}
-}
-
-// othersTook reports whether other parts of the same call have taken from their shards.
-func (s *statement) othersTook(takes []*statement) bool {
-	return slices.ContainsFunc(takes, func(t *statement) bool {
-		return t != s && t.whole == s.whole && t.found
-	})
 }
 
 // grantedShards is granted for limits with shards.
@@ -199,8 +194,9 @@ func (l *Limiter) grantedShards(aims []aim, seen []*spread.Whole, calls []call) 
 	return res, true
 }
 
-// takenAgain denies calls for which each look found enough tokens, and each take then lost them to
-// other callers. Limits without shards lose nothing to others, as the take has locked their rows.
+// takenAgain denies calls for which the last look found enough tokens: the takes have lost them to
+// other callers, or the transaction may not lock their rows. Limits without shards lose nothing to
+// others, as the take has locked their rows.
 func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call) (Result, error) {
 	verdicts := make([]algebra.Verdict, len(calls))
 	for i := range calls {

@@ -26,21 +26,21 @@ type Plan struct {
 
 // Plan returns how the limit would grant the call at now. If no shard grants it alone, Plan gathers
 // tokens from the fullest shards, or reserves in several so that their lines stay level. With ahead
-// it only reserves. It uses several shards only if free allows each; nil allows all.
-func (w *Whole) Plan(a *algebra.Ask, now int64, ahead bool, free func(int) bool) (p Plan, ok bool) {
+// it only reserves. It uses only shards that may allows; nil allows all.
+func (w *Whole) Plan(a *algebra.Ask, now int64, ahead bool, may func(int) bool) (p Plan, ok bool) {
 	shares := a.Shares(w.Shards)
 	most, share := Largest(a, &shares)
 	if most < share && most*float64(w.Shards) >= a.Count {
-		if p, ok := w.planBy(a, now, ahead, free, shares, most); ok {
+		if p, ok := w.planBy(a, now, ahead, may, shares, most); ok {
 			return p, true
 		}
 	}
-	return w.planBy(a, now, ahead, free, shares, share)
+	return w.planBy(a, now, ahead, may, shares, share)
 }
 
 // planBy is Plan for parts of at most so many tokens, unless they must be larger.
 func (w *Whole) planBy(
-	a *algebra.Ask, now int64, ahead bool, free func(int) bool, shares algebra.Shares, most float64,
+	a *algebra.Ask, now int64, ahead bool, may func(int) bool, shares algebra.Shares, most float64,
 ) (p Plan, ok bool) {
 	there := make([]Part, 0, w.Shards)
 	var loose []Part // the shards that are not paused
@@ -52,11 +52,12 @@ func (w *Whole) planBy(
 		b := row.At(w.Rows[i], now)
 		values = append(values, b.Value)
 		left += max(0, b.Value)
-		if one := (Part{Shard: i, Count: b.Value - row.Leave,
-			Most: shares.Each.Capacity}); free == nil || free(i) {
-			if there = append(there, one); b.PausedUntil == algebra.Open {
-				loose = append(loose, one)
-			}
+		if may != nil && !may(i) {
+			continue
+		}
+		one := Part{Shard: i, Count: b.Value - row.Leave, Most: shares.Each.Capacity}
+		if there = append(there, one); b.PausedUntil == algebra.Open {
+			loose = append(loose, one)
 		}
 		if a.Count <= most || b.Value >= a.Count || w.Shards == 1 || !a.Pausable() {
 			if _, ok := row.Grants(b); ok {

@@ -2,6 +2,7 @@ package spread
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -91,6 +92,26 @@ func whole(values ...float64) *Whole {
 		w.Rows[i] = algebra.Balance{Exists: true, Value: v, TS: 1, PausedUntil: algebra.Open}
 	}
 	return w
+}
+
+// A shard that must not be used counts for nothing: neither alone nor for a part, in which case the
+// others together grant.
+func TestAPlanUsesOnlyTheShardsThatItMay(t *testing.T) {
+	t.Parallel()
+	c := &algebra.Ask{Rule: algebra.Rule{Capacity: 40, Rate: 40, Period: 1e9}, Count: 5}
+	w := whole(10, 3, 3, 6)
+	may := func(shards ...int) func(int) bool {
+		return func(i int) bool { return slices.Contains(shards, i) }
+	}
+	if p, ok := w.Plan(c, 1, false, may(1, 2, 3)); !ok || !slices.Equal(p.Able, []int{3}) {
+		t.Errorf("of the last three: %+v, %v, want the last alone", p, ok)
+	}
+	if p, ok := w.Plan(c, 1, false, may(1, 2)); !ok || len(p.Able) > 0 || len(p.Parts) != 2 {
+		t.Errorf("of two that have 3 each: %+v, %v, want a part of each", p, ok)
+	}
+	if p, ok := w.Plan(c, 1, false, may(1)); ok {
+		t.Errorf("of one that has 3: %+v", p)
+	}
 }
 
 // A full limit grants what one row would, although neither its shares nor those of what a call must
