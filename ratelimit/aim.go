@@ -77,18 +77,18 @@ func (h *holds) add(aims []aim, seen []*spread.Whole, before time.Duration) {
 	}
 }
 
+func (h *holds) upTo(r where.Row) {
+	if r.Compare(&h.last) > 0 {
+		h.last = r
+	}
+}
+
 // tried returns the rows of the shards from which the take could take.
 func (s *statement) tried() []int32 {
 	if s.shards != nil {
 		return s.shards
 	}
 	return []int32{s.c.Shard}
-}
-
-func (h *holds) upTo(r where.Row) {
-	if r.Compare(&h.last) > 0 {
-		h.last = r
-	}
 }
 
 // guess aims each call by what is remembered. It reports whether enough is known of all limits.

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -51,6 +52,64 @@ func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 		l.send(&aims[0])
 		if sent := aims[0].sent; len(sent) != 1 || sent[0].c.Shard != four.Row(3) {
 			t.Errorf("%s: aimed at %+v", name, aims[0])
+		}
+	}
+}
+
+// A call leaves out a shard that it has lost until the shard changes.
+func TestALostShardIsLeftOutUntilItChanges(t *testing.T) {
+	t.Parallel()
+	l, c, w := looked(t)
+	aims := make([]aim, 1)
+	aimed := func(w *spread.Whole) bool {
+		return l.aim(executor{}, c, aims, []*spread.Whole{w}, &holds{}, false)
+	}
+	if !aimed(w) {
+		t.Fatalf("%+v, want the last shard", aims[0])
+	}
+	l.send(&aims[0])
+	l.lose(&aims[0], w)
+	if aimed(w) {
+		t.Errorf("aimed at %v of %v, which others hold", aims[0].from, w.Rows)
+	}
+	less := &spread.Whole{Layout: four, Rows: slices.Clone(w.Rows), At: noon}
+	less.Rows[3].Value = 6
+	if !aimed(less) || !slices.Equal(aims[0].from, []int{3}) {
+		t.Errorf("aimed at %v of %v, want the last", aims[0].from, less.Rows)
+	}
+}
+
+// A call that gets none of its parts does not gather again from other shards, unless it may wait or
+// there is no lock for gathering.
+func TestACallThatGetsNoPartDoesNotGatherAgain(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		found, waits, portable, again bool
+	}{
+		"none":           {again: false},
+		"one":            {found: true, again: true},
+		"it may wait":    {waits: true, again: true},
+		"it is portable": {portable: true, again: true},
+	} {
+		l, c, w := looked(t)
+		l.cfg.Portable = tc.portable
+		if tc.waits {
+			c = resolved(t, plums.Global().Count(5).OrReserve())
+			c[0].Most = 2 // or one shard would reserve all of it
+		}
+		for k := range w.Rows {
+			w.Rows[k].Value = 3
+		}
+		aims := make([]aim, 1)
+		seen := []*spread.Whole{w}
+		if !l.aim(executor{}, c, aims, seen, &holds{}, false) || len(aims[0].plan.Parts) != 2 {
+			t.Fatalf("%s: %+v, want two parts", name, aims[0].plan)
+		}
+		l.send(&aims[0])
+		aims[0].sent[0].found = tc.found
+		l.lose(&aims[0], w)
+		if again := l.aim(executor{}, c, aims, seen, &holds{}, false); again != tc.again {
+			t.Errorf("%s: gathers again: %v, want %v", name, again, tc.again)
 		}
 	}
 }

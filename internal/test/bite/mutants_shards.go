@@ -17,7 +17,7 @@ var ofShards = []mutant{
 	{"shards: a shard that a call has lost is tried again", "ratelimit/aim.go",
 		"return !lost && allowed(k)", "return (true || !lost) && allowed(k)", "TokensAreGathered|HasLostAllThatThereIs", whole, true},
 	{"shards: a lost shard that has changed is not tried again", "ratelimit/aim.go",
-		"|| w.Rows[k] != was", "|| false && w.Rows[k] != was", "HasLostAShard", whole, true},
+		"|| w.Rows[k] != was", "|| false && w.Rows[k] != was", "HasLostAShard|LostShardIsLeftOut", []string{"./ratelimit", "./integration"}, true},
 	{"shards: a lost shard hides the others, which together have as much", "internal/limits/spread/plan.go",
 		"if may != nil && !may(i) {", "if may != nil && !may(i) {\n\t\t\tif _, ok := row.Grants(b); ok {\n\t\t\t\tp.Able = append(p.Able, i)\n\t\t\t}",
 		"APlanUses|HasLostAShard", []string{"./internal/limits/spread", "./integration"}, true},
