@@ -93,7 +93,7 @@ const (
 	// of others ago: with 2 counts one call in nine of sixteen processes looked again and made 12 %
 	// fewer reservations, with no bound the last of a hundred was later than 5 units
 	// (BenchmarkHotReserve).
-	MuchWorse = 8
+	MuchWorse = 12
 
 	// lately is how long a shard is left alone after a take by a transaction that may not have
 	// ended yet. Most transactions are shorter.

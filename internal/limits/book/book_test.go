@@ -108,13 +108,13 @@ func TestPagesAreOfBoundedNumber(t *testing.T) {
 	}
 }
 
-// A take may leave a shard with a debt of eight counts that was not known of. If it would leave
+// A take may leave a shard with a debt of twelve counts that was not known of. If it would leave
 // less, it looks at all shards first.
 func TestATakeLooksIfItsShardIsMuchWorse(t *testing.T) {
 	t.Parallel()
 	b, _ := looked(t)
 	_, from, _, level := b.Choose(plums, five, 7, clock)
-	if want := -8 * five.Count; len(from) != 1 || level != want {
+	if want := -12 * five.Count; len(from) != 1 || level != want {
 		t.Errorf("chose %v, and the take may leave %v, want %v", from, level, want)
 	}
 }
