@@ -15,10 +15,26 @@ import (
 // goes to another, and does not wait for its own.
 func TestAShardThatAnotherProcessHoldsIsLeftToIt(t *testing.T) {
 	t.Parallel()
+	shardsOfOthers(t, ratelimit.MustDefine("left", fourShards, ratelimit.Shards(4)).Global(), 0)
+}
+
+// In debt it does so in the same round trip.
+func TestAReservationFromAShardThatIsHeldTakesOneTrip(t *testing.T) {
+	t.Parallel()
+	shardsOfOthers(t, ratelimit.MustDefine("owes", fourShards, ratelimit.Shards(4)).Global().OrReserve(), 1)
+}
+
+var fourShards = ratelimit.TokenBucket{Rate: 1e6, Period: rig.Never}
+
+// shardsOfOthers has four connections take from four shards, each from one for its own; then once
+// more while another process holds three of them. If trips is not 0, the limit is in debt, and each
+// of these takes as many trips.
+func shardsOfOthers(t *testing.T, r ratelimit.Request, trips int) {
+	t.Helper()
 	pgtest.OneServer(t, "it watches the locks of one server")
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "1s" })
-	limit := ratelimit.MustDefine("left", ratelimit.TokenBucket{Rate: 1e6, Period: rig.Never}, ratelimit.Shards(4))
-	here, there := rig.Limiter(t, ratelimit.Config{}), rig.Limiter(t, ratelimit.Config{})
+	var seen watcher
+	here, there := rig.Limiter(t, ratelimit.Config{Observer: &seen}), rig.Limiter(t, ratelimit.Config{})
 
 	const most = 4
 	var conns [most]*pgxpool.Conn
@@ -36,7 +52,7 @@ func TestAShardThatAnotherProcessHoldsIsLeftToIt(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := rig.Granted(l.RateLimit(t.Context(), tx, limit.Global())); err != nil {
+		if err := rig.Granted(l.RateLimit(t.Context(), tx, r)); err != nil {
 			t.Fatal(err)
 		}
 		return tx
@@ -51,6 +67,9 @@ func TestAShardThatAnotherProcessHoldsIsLeftToIt(t *testing.T) {
 	}
 
 	end(take(here, conns[0])) // makes the shards
+	if trips > 0 {
+		rig.Exec(t, pool, `UPDATE weir_balance SET value = -100 WHERE shard > 0 AND value > '-Infinity'`)
+	}
 	var all []pgx.Tx
 	for _, conn := range conns { // each has one for its own
 		all = append(all, take(here, conn))
@@ -66,7 +85,11 @@ func TestAShardThatAnotherProcessHoldsIsLeftToIt(t *testing.T) {
 		held = append(held, take(there, conn))
 	}
 	for _, conn := range conns {
+		seen.decided = nil
 		end(take(here, conn))
+		if e := seen.last(t); trips > 0 && e.Trips != trips {
+			t.Errorf("%d trips, want %d", e.Trips, trips)
+		}
 	}
 	end(held...)
 }

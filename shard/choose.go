@@ -33,32 +33,39 @@ const draws = 3
 // its argument. See M. Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, 2001.
 // With three, the longest wait is a tenth shorter than with two (BenchmarkHotReserve, late-p99).
 //
-// own is the shard from which the same connection took last, or -1. Choose returns only this shard
-// if it has enough, no other connection has used it since, and neither of two others is free and
-// much fuller: by more than its own tokens, or than count if it has fewer. So each connection has
-// its own shard, and they do not conflict.
+// own is the shard from which the same connection took last, or -1. It comes first if it has
+// enough, no other connection has used it since, and neither of two others is free and much fuller:
+// by more than its own tokens, or than count if it has fewer. So each connection has its own shard,
+// and they do not conflict. While it has count tokens, Choose returns only this shard. In debt
+// others follow: connections then change their shards, so another process may hold it.
 func Choose(
 	n, own int, count, least float64, view func(i int) View, random func(n int) int,
 ) (chosen []int, enough int) {
+	stays := false
 	if own >= 0 && own < n {
 		if mine := view(own); mine.Tokens-count >= least && !mine.Busy {
 			one, two := view(random(n)), view(random(n))
 			if two.better(one) {
 				one = two
 			}
-			if one.Busy || one.Tokens-mine.Tokens <= max(mine.Tokens, count) {
+			stays = one.Busy || one.Tokens-mine.Tokens <= max(mine.Tokens, count)
+			if stays && mine.Tokens >= count {
 				return []int{own}, n
 			}
 		}
 	}
+	chosen = make([]int, 0, most)
 	views, able := make([]View, n), make([]int, 0, n)
 	for i := range n {
-		if views[i] = view(i); views[i].Tokens-count >= least {
+		switch views[i] = view(i); {
+		case views[i].Tokens-count < least:
+		case stays && i == own:
+			chosen = append(chosen, i)
+		default:
 			able = append(able, i)
 		}
 	}
-	enough = len(able)
-	chosen = make([]int, 0, most)
+	enough = len(chosen) + len(able)
 	for len(able) > 0 && len(chosen) < most {
 		at := random(len(able))
 		for range min(draws, len(able)) - 1 {

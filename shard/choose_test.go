@@ -53,6 +53,26 @@ func TestAConnectionStaysWithItsShard(t *testing.T) {
 	}
 }
 
+// In debt a connection keeps to its shard as well, but other processes take from it, too. So others
+// follow, in case one of them holds it.
+func TestAConnectionInDebtTriesOthersAfterItsShard(t *testing.T) {
+	t.Parallel()
+	views := make([]shard.View, 20)
+	at := func(i int) shard.View { return views[i] }
+	for _, tc := range []struct {
+		tokens float64
+		others int
+	}{{2, 0}, {1.9, 7}, {0, 7}, {-50, 7}} {
+		for i := range views {
+			views[i].Tokens = tc.tokens
+		}
+		got, enough := shard.Choose(len(views), 3, 2, -100, at, rand.IntN)
+		if len(got) != 1+tc.others || got[0] != 3 || slices.Contains(got[1:], 3) || enough != len(views) {
+			t.Errorf("with %v tokens: %v of %d", tc.tokens, got, enough)
+		}
+	}
+}
+
 func TestTheBetterOfTwoGoesFirst(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

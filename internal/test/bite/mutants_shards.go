@@ -96,6 +96,8 @@ var ofShards = []mutant{
 		"const draws = 3", "const draws = 1", ".", []string{"./shard"}, true},
 	{"shards: reservations wait in any that is drawn", "shard/choose.go",
 		"const draws = 3", "const draws = 1", "NearTheTimeOfOneBalance", whole, true},
+	{"shards: in debt a connection tries only its own", "shard/choose.go",
+		"if stays && mine.Tokens >= count {", "if stays {", "InDebt", []string{"./shard"}, true},
 	{"shards: calls under way are not kept clear of", "ratelimit/sharded.go",
 		"l.books.Claim(s.c.Row, x.session())", "l.books.Disclaim(s.c.Row, x.session())", "KeepOutOfTheWay", whole, true},
 	{"shards: not the fuller of two", "shard/choose.go",
