@@ -89,7 +89,8 @@ const (
 	usually   = 256       // calls after which the mean hardly depends on the first
 
 	// MuchWorse is by how many counts a shard must stand worse than was known for a take to look
-	// again. A look costs a trip or two. Several processes know a shard as it stood some ten takes
+	// again: its own counts, or mean ones if those are larger, as other calls have made the shard
+	// worse. A look costs a trip or two. Several processes know a shard as it stood some ten takes
 	// of others ago: with 2 counts one call in nine of sixteen processes looked again and made 12 %
 	// fewer reservations, with no bound the last of a hundred was later than 5 units
 	// (BenchmarkHotReserve).
@@ -293,7 +294,7 @@ func (b *Books) Choose(
 	for _, i := range candidates {
 		level = min(level, view(i).Tokens-a.Count)
 	}
-	return layout, candidates, enough, level - MuchWorse*a.Count
+	return layout, candidates, enough, level - MuchWorse*max(a.Count, k.mean)
 }
 
 // now estimates the database's clock.

@@ -117,6 +117,11 @@ func TestATakeLooksIfItsShardIsMuchWorse(t *testing.T) {
 	if want := -12 * five.Count; len(from) != 1 || level != want {
 		t.Errorf("chose %v, and the take may leave %v, want %v", from, level, want)
 	}
+	b.Asked(plums, 4*five.Count) // the mean of the calls, which have made it worse
+	_, _, _, level = b.Choose(plums, five, 7, clock)
+	if want := -MuchWorse * 4 * five.Count; level != want {
+		t.Errorf("a take of less than others may leave %v, want %v", level, want)
+	}
 }
 
 // The usual count is told after enough calls, and then not too often.
