@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/shard"
 )
 
 // Any count up to the capacity is granted, however little a shard has, until nothing is left.
@@ -46,6 +48,32 @@ func TestTheShardsOfALimitAreOneBalance(t *testing.T) {
 			if err := v.GiveBack(t.Context(), res); err != nil {
 				t.Fatal(err)
 			}
+		}
+	})
+}
+
+// A take writes the share of its shard, to the last bit: the first has more where the numbers do not
+// divide evenly.
+func TestEachShardHasItsShare(t *testing.T) {
+	t.Parallel()
+	rig.EachWay(t, func(t *testing.T, v rig.Verbs, pool *pgxpool.Pool) {
+		limit := ratelimit.MustDefine("share", ratelimit.TokenBucket{Rate: 20, Period: rig.Never,
+			Capacity: ratelimit.Tokens(10)}, ratelimit.Shards(3))
+		for range 30 { // one without shards of its own, such as Autocommit, takes from all of them
+			if err := rig.Granted(v.RateLimit(t.Context(), limit.For("k").Count(0.25))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		capacity, others := shard.Split(10, 3)
+		rate, othersRate := shard.Split(20, 3)
+		want := []float64{capacity, others, others, rate, othersRate, othersRate}
+		var capacities, rates []float64
+		if err := pool.QueryRow(t.Context(), `SELECT array_agg(capacity ORDER BY shard), array_agg(rate ORDER BY shard)
+			FROM weir_balance WHERE name = 'share' AND shard > 0`).Scan(&capacities, &rates); err != nil {
+			t.Fatal(err)
+		}
+		if got := slices.Concat(capacities, rates); !slices.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
 		}
 	})
 }

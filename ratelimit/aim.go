@@ -266,18 +266,15 @@ func (l *Limiter) takeShard(a *aim) *statement {
 		s.whole, s.row, s.lone, s.writes = c, row.Shard, true, false
 		return s
 	}
-	shares := c.Shares(a.layout.Shards)
-	rows, locks := make([]int32, k), make([]int32, k)
-	capacities, rates := make([]float64, k), make([]float64, k)
+	shares, rows := c.Shares(a.layout.Shards), make([]int32, k)
 	for j, i := range a.from {
-		s := shares.Of(i)
-		rows[j], capacities[j], rates[j] = a.layout.Row(i), s.Capacity, s.Rate
-		locks[j] = c.Busy(rows[j])
+		rows[j] = a.layout.Row(i)
 	}
 	s := &statement{
 		c: &row, whole: c, sql: l.sql.For(c.Windowed).TakeShard, shards: rows,
-		args: []any{c.Name, c.Key, rows, capacities, rates, c.Period, row.Count, l.now(),
-			c.originTime(), least, c.Pausable(), locks, a.wait},
+		args: []any{c.Name, c.Key, rows, shares.Each.Capacity, shares.Each.Rate, c.Period, row.Count,
+			l.now(), c.originTime(), least, c.Pausable(), c.Busy(0), a.wait,
+			a.layout.Row(0), shares.First.Capacity, shares.First.Rate},
 	}
 	if c.Within > 0 {
 		s.sql = l.sql.For(c.Windowed).TakeShardWithin

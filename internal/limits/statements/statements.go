@@ -58,7 +58,7 @@ func New(schema string, portable bool) Statements {
 
 func (n names) forRule(k kind) ForRule {
 	r := asked(k)
-	within, ofShards := inTime(`$12::float8`), inTime(`$14::float8`)
+	within, ofShards := inTime(`$12::float8`), inTime(`$17::float8`)
 	return ForRule{
 		Take: n.take(r, atOnce), TakeWithin: n.take(r, within),
 		TakeOrFail: n.take(r, orFail(atOnce)), TakeWithinOrFail: n.take(r, orFail(within)),

@@ -82,21 +82,22 @@ WHERE ($13::integer IS NULL OR `+n.tryLock(`$13`)+`)
 	AND `+n.tryLock(`$12::integer`), asked(k), atOnce)
 }
 
-// takeShard is take for one of several shards. It takes from the first of the candidates $3, with
-// capacities $4 and rates $5, whose advisory lock in $12 no other transaction holds. If all are
-// held it answers with no row, or with $13 it waits for the first. The locks are only hints:
-// without them callers would wait for each other or fail at COMMIT, and nothing worse.
+// takeShard is take for one of several shards. It takes from the first of the candidates $3 whose
+// advisory lock no other transaction holds: the number of each lock is $12 xor the shard's row. If
+// all are held it answers with no row, or with $13 it waits for the first. The locks are only
+// hints: without them callers would wait for each other or fail at COMMIT, and nothing worse.
 //
 // The statement must try the locks one by one, and keep none except the one of the shard that it
 // takes from. So they are in a subquery over the candidates, without a join or a sort around it.
 //
-// $14 the credit of inTime
+// $14 the row of the first shard, which has the capacity $15 and the rate $16; $4 and $5 are those
+// of the others $17 the credit of inTime
 func (n names) takeShard(k kind, may condition) string {
 	return n.takeFrom(`SELECT $1::text, $2::text, c.shard, '-Infinity'::float8, `+clock+`,
-	c.capacity, c.rate, $6::bigint, $9::timestamptz
-FROM ((SELECT u.shard, u.capacity, u.rate
-	FROM unnest($3::integer[], $4::float8[], $5::float8[], $12::integer[]) AS u (shard, capacity, rate, lock)
-	WHERE `+n.tryLock(`u.lock`)+`)
-	UNION ALL (SELECT ($3::integer[])[1], ($4::float8[])[1], ($5::float8[])[1] WHERE $13::boolean)
+	CASE WHEN c.shard = $14::integer THEN $15::float8 ELSE $4::float8 END,
+	CASE WHEN c.shard = $14 THEN $16::float8 ELSE $5::float8 END, $6::bigint, $9::timestamptz
+FROM ((SELECT u.shard FROM pg_catalog.unnest($3::integer[]) AS u (shard)
+	WHERE `+n.tryLock(`pg_catalog.int4xor($12::integer, u.shard)`)+`)
+	UNION ALL (SELECT ($3::integer[])[1] WHERE $13::boolean)
 	LIMIT 1) c`, ofShard(k), may) + `, b.shard`
 }

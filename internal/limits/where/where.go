@@ -63,10 +63,11 @@ func Queue(rows []Row) []int64 {
 // Gathering takes the place of a shard in the number of the lock for gathering tokens from several.
 const Gathering = -1
 
-// Busy returns the number of a shard's advisory lock. A take that does not get it tries another
-// shard instead of waiting. The lock is only a hint, so two rows may have the same number.
+// Busy returns the number of a shard's advisory lock: a hash of limit and key, which is Busy(0),
+// xor the shard. A take that does not get it tries another shard instead of waiting. The lock is
+// only a hint, so two rows may have the same number.
 func (p Place) Busy(shard int32) int32 {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(p.Name + "\x00" + p.Key))
-	return int32(h.Sum32()) + shard //nolint:gosec // wraps
+	return int32(h.Sum32()) ^ shard //nolint:gosec // wraps
 }

@@ -108,11 +108,11 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 -- bucket.takeShard: take, of the first of several shards that no other transaction holds
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 SELECT $1::text, $2::text, c.shard, '-Infinity'::float8, coalesce($8::timestamptz, clock_timestamp()),
-	c.capacity, c.rate, $6::bigint, $9::timestamptz
-FROM ((SELECT u.shard, u.capacity, u.rate
-	FROM unnest($3::integer[], $4::float8[], $5::float8[], $12::integer[]) AS u (shard, capacity, rate, lock)
-	WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor(u.lock, pg_catalog.hashoid('"public".weir_balance'::regclass::oid))))
-	UNION ALL (SELECT ($3::integer[])[1], ($4::float8[])[1], ($5::float8[])[1] WHERE $13::boolean)
+	CASE WHEN c.shard = $14::integer THEN $15::float8 ELSE $4::float8 END,
+	CASE WHEN c.shard = $14 THEN $16::float8 ELSE $5::float8 END, $6::bigint, $9::timestamptz
+FROM ((SELECT u.shard FROM pg_catalog.unnest($3::integer[]) AS u (shard)
+	WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor(pg_catalog.int4xor($12::integer, u.shard), pg_catalog.hashoid('"public".weir_balance'::regclass::oid))))
+	UNION ALL (SELECT ($3::integer[])[1] WHERE $13::boolean)
 	LIMIT 1) c
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = least(excluded.capacity, b.value + excluded.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8,
@@ -126,11 +126,11 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved, b.shard;
 -- bucket.takeShardWithin: takeWithin, of the first of several shards
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 SELECT $1::text, $2::text, c.shard, '-Infinity'::float8, coalesce($8::timestamptz, clock_timestamp()),
-	c.capacity, c.rate, $6::bigint, $9::timestamptz
-FROM ((SELECT u.shard, u.capacity, u.rate
-	FROM unnest($3::integer[], $4::float8[], $5::float8[], $12::integer[]) AS u (shard, capacity, rate, lock)
-	WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor(u.lock, pg_catalog.hashoid('"public".weir_balance'::regclass::oid))))
-	UNION ALL (SELECT ($3::integer[])[1], ($4::float8[])[1], ($5::float8[])[1] WHERE $13::boolean)
+	CASE WHEN c.shard = $14::integer THEN $15::float8 ELSE $4::float8 END,
+	CASE WHEN c.shard = $14 THEN $16::float8 ELSE $5::float8 END, $6::bigint, $9::timestamptz
+FROM ((SELECT u.shard FROM pg_catalog.unnest($3::integer[]) AS u (shard)
+	WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor(pg_catalog.int4xor($12::integer, u.shard), pg_catalog.hashoid('"public".weir_balance'::regclass::oid))))
+	UNION ALL (SELECT ($3::integer[])[1] WHERE $13::boolean)
 	LIMIT 1) c
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = least(excluded.capacity, b.value + excluded.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8,
@@ -139,7 +139,7 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
 WHERE least(excluded.capacity, b.value + excluded.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8 >= $10::float8
 	AND round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - greatest(b.ts, excluded.ts)) * 1e6::float8) <= $11::float8
-	AND (least(excluded.capacity, b.value + excluded.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8) + $14::float8 + excluded.rate * greatest(0, $11::float8 - round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - greatest(b.ts, excluded.ts)) * 1e6::float8)) / $6::float8 >= 0::float8
+	AND (least(excluded.capacity, b.value + excluded.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8) + $17::float8 + excluded.rate * greatest(0, $11::float8 - round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - greatest(b.ts, excluded.ts)) * 1e6::float8)) / $6::float8 >= 0::float8
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved, b.shard;
 
 -- bucket.takeWithin: grants it for later, in a pause too, if it may run in time
@@ -809,11 +809,11 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 -- window.takeShard: take, of the first of several shards that no other transaction holds
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 SELECT $1::text, $2::text, c.shard, '-Infinity'::float8, coalesce($8::timestamptz, clock_timestamp()),
-	c.capacity, c.rate, $6::bigint, $9::timestamptz
-FROM ((SELECT u.shard, u.capacity, u.rate
-	FROM unnest($3::integer[], $4::float8[], $5::float8[], $12::integer[]) AS u (shard, capacity, rate, lock)
-	WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor(u.lock, pg_catalog.hashoid('"public".weir_balance'::regclass::oid))))
-	UNION ALL (SELECT ($3::integer[])[1], ($4::float8[])[1], ($5::float8[])[1] WHERE $13::boolean)
+	CASE WHEN c.shard = $14::integer THEN $15::float8 ELSE $4::float8 END,
+	CASE WHEN c.shard = $14 THEN $16::float8 ELSE $5::float8 END, $6::bigint, $9::timestamptz
+FROM ((SELECT u.shard FROM pg_catalog.unnest($3::integer[]) AS u (shard)
+	WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor(pg_catalog.int4xor($12::integer, u.shard), pg_catalog.hashoid('"public".weir_balance'::regclass::oid))))
+	UNION ALL (SELECT ($3::integer[])[1] WHERE $13::boolean)
 	LIMIT 1) c
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = least(excluded.capacity, b.value + excluded.rate * greatest(0,
@@ -831,11 +831,11 @@ RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved, b.shard;
 -- window.takeShardWithin: takeWithin, of the first of several shards
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 SELECT $1::text, $2::text, c.shard, '-Infinity'::float8, coalesce($8::timestamptz, clock_timestamp()),
-	c.capacity, c.rate, $6::bigint, $9::timestamptz
-FROM ((SELECT u.shard, u.capacity, u.rate
-	FROM unnest($3::integer[], $4::float8[], $5::float8[], $12::integer[]) AS u (shard, capacity, rate, lock)
-	WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor(u.lock, pg_catalog.hashoid('"public".weir_balance'::regclass::oid))))
-	UNION ALL (SELECT ($3::integer[])[1], ($4::float8[])[1], ($5::float8[])[1] WHERE $13::boolean)
+	CASE WHEN c.shard = $14::integer THEN $15::float8 ELSE $4::float8 END,
+	CASE WHEN c.shard = $14 THEN $16::float8 ELSE $5::float8 END, $6::bigint, $9::timestamptz
+FROM ((SELECT u.shard FROM pg_catalog.unnest($3::integer[]) AS u (shard)
+	WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor(pg_catalog.int4xor($12::integer, u.shard), pg_catalog.hashoid('"public".weir_balance'::regclass::oid))))
+	UNION ALL (SELECT ($3::integer[])[1] WHERE $13::boolean)
 	LIMIT 1) c
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = least(excluded.capacity, b.value + excluded.rate * greatest(0,
@@ -850,7 +850,7 @@ WHERE least(excluded.capacity, b.value + excluded.rate * greatest(0,
 	AND round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - greatest(b.ts, excluded.ts)) * 1e6::float8) <= $11::float8
 	AND (least(excluded.capacity, b.value + excluded.rate * greatest(0,
 		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
-		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8) + $14::float8 + excluded.rate * greatest(0,
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8) + $17::float8 + excluded.rate * greatest(0,
 		floor((round(date_part('epoch', greatest(b.ts, excluded.ts) - $9::timestamptz) * 1e6::float8) + $11::float8) / $6::float8) -
 		floor(round(date_part('epoch', greatest(b.ts, excluded.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8)) >= 0::float8
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved, b.shard;
