@@ -1,14 +1,19 @@
 package ratelimit
 
 import (
+	"context"
 	"errors"
+	"math"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/weir-go/weir/internal/limits/algebra"
 	"github.com/weir-go/weir/internal/limits/spread"
 	"github.com/weir-go/weir/internal/limits/where"
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/shard"
 )
 
@@ -125,6 +130,70 @@ func TestWhatMayRollBackIsNotKnownToOthers(t *testing.T) {
 	}
 	if l.remembered(&c[0], w, executor{attempt: &attempt{l: l}}); !l.books.Has(c[0].Place) {
 		t.Error("what another attempt has seen is not known")
+	}
+}
+
+// A call that loses one of its parts rolls back, and reads the shards again: the books then have what
+// it has read, and not what the other parts had left.
+func TestWhatACallRolledBackIsNotRemembered(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "it holds a lock of one server")
+	const n = 8
+	pool := pgtest.Pool(t)
+	l, err := New(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := MustDefine("rolledBack", TokenBucket{Rate: 10 * n, Period: 10_000 * time.Hour}, Shards(n)).Global()
+	for range 2 { // the first makes the shards, and the second learns of them
+		if res, err := l.Autocommit(pool).RateLimit(t.Context(), limit.Count(6)); err != nil || !res.OK {
+			t.Fatal(res.OK, err)
+		}
+	}
+	c := resolved(t, limit.Count(12))[0]
+	layout, known := l.books.Layout(c.Place)
+	if !known || layout.Shards != n {
+		t.Fatal(layout, known)
+	}
+	set := func(value float64, shards ...int) {
+		for _, i := range shards {
+			if _, err := pool.Exec(t.Context(), `UPDATE weir_balance SET value = $1 WHERE name = 'rolledBack' AND shard = $2`,
+				value, layout.Row(i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	set(-50, 3, 4, 5, 6, 7)
+	set(-10, 0, 1, 2)
+	if _, err := l.Autocommit(pool).CheckRateLimit(t.Context(), limit.OrReserve()); err != nil {
+		t.Fatal(err)
+	}
+	set(-1, 3, 4, 5) // another process has given back
+	other, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Rollback(context.Background()) }()
+	if _, err := other.Exec(t.Context(), `SELECT pg_advisory_xact_lock(x'57656972'::integer,
+		int4xor($1::integer, hashoid('weir_balance'::regclass::oid)))`, c.Busy(layout.Row(1))); err != nil {
+		t.Fatal(err)
+	}
+	var res Result
+	if err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) (err error) {
+		res, err = l.RateLimit(ctx, tx, limit.Count(12).OrReserve()) // at first of the first three shards
+		return err
+	}); err != nil || !res.OK {
+		t.Fatal(res.OK, err)
+	}
+	for _, take := range res.Reservation().Takes {
+		if _, i := shard.Address(take.row); i < 3 {
+			t.Errorf("it has taken from shard %d, which stood worse", i)
+		}
+	}
+	for i, b := range l.books.Known(c.Place, nil).Rows[:3] {
+		if math.Abs(b.Value+10) > 1e-3 {
+			t.Errorf("shard %d has -10, and is remembered with %v", i, b.Value)
+		}
 	}
 }
 

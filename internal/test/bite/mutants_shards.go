@@ -87,6 +87,8 @@ var ofShards = []mutant{
 	{"shards: what a call has sent before it learns of them stays", "ratelimit/protocol.go",
 		"rateLimitShards(ctx, x, calls, first, takes)", "rateLimitShards(ctx, x, calls, x.alone(), takes)",
 		"ACallThatLearns", whole, true},
+	{"shards: what was rolled back is remembered", "ratelimit/execute.go",
+		"a.l.books.Ended(a.shards) //", "_ = a.shards //", "RolledBackIsNotRemembered", core, false},
 	{"shards: what a transaction has locked it does not lock again", "ratelimit/aim.go",
 		"r.Compare(&h.last) >= 0 || slices.Contains(h.taken, r)", "r.Compare(&h.last) > 0", "AWrongGuess", whole, true},
 	{"shards: all candidates are locked", "internal/limits/statements/take.go",
