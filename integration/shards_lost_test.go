@@ -15,16 +15,16 @@ import (
 // goes to another, and does not wait for its own.
 func TestAShardThatAnotherProcessHoldsIsLeftToIt(t *testing.T) {
 	t.Parallel()
-	shardsOfOthers(t, ratelimit.MustDefine("left", fourShards, ratelimit.Shards(4)).Global(), 0)
+	shardsOfOthers(t, ratelimit.MustDefine("left", leftOfMany, ratelimit.Shards(4)).Global(), 0)
 }
 
 // In debt it does so in the same round trip.
 func TestAReservationFromAShardThatIsHeldTakesOneTrip(t *testing.T) {
 	t.Parallel()
-	shardsOfOthers(t, ratelimit.MustDefine("owes", fourShards, ratelimit.Shards(4)).Global().OrReserve(), 1)
+	shardsOfOthers(t, ratelimit.MustDefine("owes", leftOfMany, ratelimit.Shards(4)).Global().OrReserve(), 1)
 }
 
-var fourShards = ratelimit.TokenBucket{Rate: 1e6, Period: rig.Never}
+var leftOfMany = ratelimit.TokenBucket{Rate: 1e6, Period: rig.Never}
 
 // shardsOfOthers has four connections take from four shards, each from one for its own; then once
 // more while another process holds three of them. If trips is not 0, the limit is in debt, and each
