@@ -1,18 +1,14 @@
 package integration
 
 import (
-	"bytes"
 	"fmt"
-	"log/slog"
 	"math"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/shard"
@@ -93,25 +89,4 @@ func TestTheFirstCallOfALimitWithShardsTellsWhatIsLeft(t *testing.T) {
 			}
 		}
 	})
-}
-
-// A limit whose shards are too small for its calls works, and Config.Logger is told once.
-func TestShardsThatAreTooSmallAreToldOf(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Pool(t)
-	rule := ratelimit.TokenBucket{Rate: 1e6, Period: time.Second, Capacity: ratelimit.Tokens(6400)}
-	for count, want := range map[float64]int{50: 1, 25: 0} {
-		var log bytes.Buffer
-		l := rig.Limiter(t, ratelimit.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		limit := ratelimit.MustDefine(fmt.Sprint("of counts of ", count), rule, ratelimit.Shards(32))
-		for range 600 {
-			if _, err := l.Autocommit(pool).RateLimit(t.Context(), limit.For("k").Count(count)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		n, told := strings.Count(log.String(), "\n"), "shards=32 most=16 count=50\n"
-		if n != want || n == 1 && !strings.Contains(log.String(), told) {
-			t.Errorf("counts of %v from shares of 200: %d lines, want %d: %s", count, n, want, &log)
-		}
-	}
 }

@@ -97,10 +97,9 @@ type Option func(*definition)
 // whole tokens. For a window Weir uses the largest number, up to n, that divides both its rate and
 // its capacity into whole tokens. Figures are in docs/shards.md of the repository.
 //
-// Weir refuses no n for a share below eight usual counts, or for a rate that serves less than a
-// reservation a second in each shard. The usual count is not known before the calls come, and what
-// is promised holds all the same. When calls show it, Config.Logger gets a warning once, with the
-// largest number that fits.
+// A share should hold at least eight usual counts and, if calls reserve, be refilled by one of them
+// a second. Weir does not know the usual count, so it refuses no n for being larger. What is
+// promised holds then, too, but calls make more round trips and reservations run later.
 //
 // The database knows how many shards a limit and key has. The first call with a larger n changes
 // that: every token is kept, and every reservation keeps its time. A smaller n changes nothing: see

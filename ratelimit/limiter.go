@@ -50,9 +50,8 @@ type Config struct {
 	// false; each denial is read from the database.
 	RememberDenials bool
 
-	// Logger gets a warning, at most every ten minutes, about a limit that needs more shards, and one
-	// about a limit whose shards are too small for its calls: see [Shards]. It also gets settlements
-	// of [Autocommit.Do] that fail. Default: [slog.Default].
+	// Logger gets a warning, at most every ten minutes, about a limit that needs more shards: see
+	// [Shards]. It also gets settlements of [Autocommit.Do] that fail. Default: [slog.Default].
 	Logger *slog.Logger
 
 	// Observer gets decisions and transactions, and what they cost. Default: none.

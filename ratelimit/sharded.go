@@ -49,14 +49,7 @@ func (l *Limiter) rateLimitShards(
 	ctx context.Context, x executor, calls []call, first bool, met []*statement,
 ) (Result, error) {
 	for i := range calls {
-		c := &calls[i]
-		most, usual := l.books.Asked(c.Place, c.Count)
-		if c.Most = most; usual == 0 {
-			continue
-		}
-		if n := c.UsefulShards(usual, c.Pausable()); n < c.shards {
-			l.hot.TooMany(c.Name, c.shards, n, usual)
-		}
+		calls[i].Most = l.books.Asked(calls[i].Place, calls[i].Count)
 	}
 	var held holds
 	aims := make([]aim, len(calls))

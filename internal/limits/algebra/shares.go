@@ -39,15 +39,3 @@ func (a *Rule) MostShards(n int) int {
 	}
 	return 1
 }
-
-// UsefulShards returns how many shards are of use to calls of a usual count. A share should hold
-// eight of them: with less, calls have to check all shards more often. If calls reserve, the rate
-// should serve a call a second in each shard: work waits in the queue of one shard, although others
-// have tokens. It never returns less than 1.
-func (a *Rule) UsefulShards(usual float64, reserves bool) int {
-	most := a.Capacity / (8 * usual)
-	if reserves {
-		most = min(most, a.Rate*1e6/float64(a.Period)/usual)
-	}
-	return int(max(1, min(most, shard.Max)))
-}

@@ -71,7 +71,6 @@ type book struct {
 	layout shard.Layout
 	shards []page
 	mean   float64 // the mean count of recent calls
-	asked  int     // calls so far
 }
 
 // page is what is remembered of one shard.
@@ -86,7 +85,6 @@ const (
 	mostPages = 100_000   // some megabytes
 	mostMade  = 1 << 14   // hashes: 64 kB
 	longest   = time.Hour // how long a transaction may run after it has changed a layout
-	usually   = 256       // calls after which the mean hardly depends on the first
 
 	// MuchWorse is by how many counts a shard must stand worse than was known for a take to look
 	// again: its own counts, or mean ones if those are larger, as other calls have made the shard
@@ -312,23 +310,18 @@ func (b *Books) now(clock func() time.Time) int64 {
 // Smaller parts would bring calls nearer to one line while lines are short. But calls in four parts
 // hold four shards each, and a limit should have only twice as many shards as callers: they would
 // wait for each other. So a short line is where shards cost most: see docs/shards.md.
-//
-// At every 256th call usual is the mean count, and otherwise 0.
-func (b *Books) Asked(at where.Place, count float64) (most, usual float64) {
+func (b *Books) Asked(at where.Place, count float64) float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	k := b.of[at]
 	if k == nil || count == 0 {
-		return 0, 0
+		return 0
 	}
 	if k.mean == 0 {
 		k.mean = count
 	}
 	k.mean += (count - k.mean) / 64
-	if k.asked++; k.asked%usually == 0 {
-		usual = k.mean
-	}
-	return 2 * k.mean, usual
+	return 2 * k.mean
 }
 
 // Known returns the limit as it is remembered, or nil.

@@ -123,19 +123,3 @@ func TestATakeLooksIfItsShardIsMuchWorse(t *testing.T) {
 		t.Errorf("a take of less than others may leave %v, want %v", level, want)
 	}
 }
-
-// The usual count is told after enough calls, and then not too often.
-func TestTheUsualCountIsToldNowAndThen(t *testing.T) {
-	t.Parallel()
-	b, _ := looked(t)
-	for call := 1; call <= 3*usually; call++ {
-		count := 100.0 // the first is no usual one
-		if call > 1 {
-			count = 5
-		}
-		_, usual := b.Asked(plums, count)
-		if told := usual != 0; told != (call%usually == 0) || told && (usual < 5 || usual > 7) {
-			t.Errorf("at call %d the usual count is %v, want about 5 at each %dth call", call, usual, usually)
-		}
-	}
-}

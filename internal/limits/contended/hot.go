@@ -8,13 +8,12 @@ import (
 
 // Hot warns about limits that need more shards: those on whose rows transactions conflict all the
 // time. It counts serialization failures. At READ COMMITTED, where callers queue for a row, there
-// are none to count. It also warns about limits that need fewer.
+// are none to count.
 type Hot struct {
 	Logger *slog.Logger
 
-	mu      sync.Mutex
-	of      map[string]*heat // by limit: the program defines a bounded number
-	tooMany map[string]bool  // likewise: the limits that were warned about
+	mu sync.Mutex
+	of map[string]*heat // by limit: the program defines a bounded number
 }
 
 type heat struct {
@@ -51,20 +50,4 @@ func (h *Hot) Conflict(limit string, shards int, now time.Time) {
 	h.Logger.Warn("ratelimit: transactions conflict on the rows of a limit; give it more shards: see ratelimit.Shards",
 		"limit", limit, "shards", shards, "conflicts", k.n, "within",
 		now.Sub(k.since).Round(time.Second))
-}
-
-// TooMany notes that a limit has more shards than are of use to calls of its usual count. It warns
-// once: the program cannot change that while it runs.
-func (h *Hot) TooMany(limit string, shards, most int, usual float64) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.tooMany[limit] {
-		return
-	}
-	if h.tooMany == nil {
-		h.tooMany = make(map[string]bool)
-	}
-	h.tooMany[limit] = true
-	h.Logger.Warn("ratelimit: the shards of a limit are too small for its calls; give it fewer: see ratelimit.Shards",
-		"limit", limit, "shards", shards, "most", most, "count", usual)
 }

@@ -39,18 +39,3 @@ func TestALimitThatIsFoughtForIsToldOfNowAndThen(t *testing.T) {
 		t.Errorf("not told again: %s", log.String())
 	}
 }
-
-func TestALimitOfTooManyShardsIsToldOfOnce(t *testing.T) {
-	t.Parallel()
-	var log bytes.Buffer
-	h := Hot{Logger: slog.New(slog.NewTextHandler(&log, nil))}
-	for range 3 {
-		h.TooMany("thin", 32, 4, 2.5)
-		h.TooMany("thinner", 64, 1, 9)
-	}
-	for _, want := range []string{"limit=thin shards=32 most=4 count=2.5\n", "limit=thinner shards=64 most=1 count=9\n"} {
-		if n := strings.Count(log.String(), want); n != 1 {
-			t.Errorf("%d lines end in %q, want 1: %s", n, want, log.String())
-		}
-	}
-}

@@ -94,8 +94,6 @@ var ofShards = []mutant{
 	{"shards: all candidates are locked", "internal/limits/statements/take.go",
 		"$12::integer, u.shard)`)+`)\n",
 		"$12::integer, u.shard)`)+` ORDER BY u.shard)\n", "OneAdvisoryLock", whole, true},
-	{"shards: nobody is told that they are too small", "ratelimit/sharded.go",
-		"n < c.shards {", "n < 0*c.shards {", "TooSmallAreToldOf", whole, true},
 	{"shards: the first has the share of the others", "internal/limits/statements/take.go",
 		"c.shard = $14::integer THEN", "c.shard = -$14::integer THEN", "EachShardHasItsShare", whole, true},
 	{"shards: the lock of a shard is not that by which it is given back", "internal/limits/statements/take.go",
