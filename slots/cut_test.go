@@ -110,6 +110,7 @@ type lateConn struct {
 	net.Conn
 	late    *atomic.Bool
 	sending atomic.Bool
+	written chan struct{} // closed when the late thing is sent
 	sent    func()
 	wg      *sync.WaitGroup
 }
@@ -121,9 +122,11 @@ func (c *lateConn) Write(b []byte) (int, error) {
 		return c.Conn.Write(b)
 	}
 	b = slices.Clone(b)
+	c.written = make(chan struct{})
 	c.sending.Store(true)
 	c.sent()
 	c.wg.Go(func() {
+		defer close(c.written)
 		time.Sleep(late)
 		_, _ = c.Conn.Write(b)
 	})
@@ -133,7 +136,8 @@ func (c *lateConn) Write(b []byte) (int, error) {
 func (c *lateConn) Close() error {
 	if c.sending.Load() {
 		c.wg.Go(func() {
-			time.Sleep(2 * late)
+			<-c.written
+			time.Sleep(late)
 			_ = c.Conn.Close()
 		})
 		return nil
