@@ -57,7 +57,7 @@ func Example() {
 // routes puts the limit by address around the limit by key. So a client that makes up keys is denied
 // before its keys are looked at.
 func routes(limits *ratelimit.Coalesced, handler http.Handler) http.Handler {
-	guard := &httplimit.Guard{Limiter: limits, Timeout: 2 * time.Second}
+	guard := &httplimit.Guard{Limiter: limits, Timeout: 10 * time.Second}
 	proxies := netip.MustParsePrefix("10.0.0.0/8")
 	perAddress := guard.Limit(httplimit.By(PerAddress, httplimit.ByAddress(proxies)))
 
@@ -266,7 +266,7 @@ func ExampleGuard_Limit() {
 		log.Fatal(err)
 	}
 	guard := &httplimit.Guard{Limiter: &ratelimit.FailOpen{Limiter: limiter.Autocommit(pool),
-		For: time.Minute, Timeout: 200 * time.Millisecond}}
+		For: time.Minute, Timeout: 10 * time.Second}}
 	h := guard.Limit(byCountry)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	for _, country := range []string{"AQ", "", "CH"} {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)

@@ -2,6 +2,7 @@ package httplimit_test
 
 import (
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -69,7 +70,7 @@ func TestAMillionMadeUpKeysAreHarmless(t *testing.T) {
 			http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { served++; w.WriteHeader(http.StatusOK) })))
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
 	w := &sink{header: http.Header{}}
-	began, before := time.Now(), heap()
+	began, before := time.Now(), leastHeap()
 	for i := range flood {
 		r.Header.Set("X-Api-Key", fmt.Sprint("made up ", i))
 		clear(w.header)
@@ -77,7 +78,7 @@ func TestAMillionMadeUpKeysAreHarmless(t *testing.T) {
 			t.Fatalf("status %d", w.status)
 		}
 	}
-	grown := heap() - before
+	grown := leastHeap() - before
 	t.Logf("%v for %d, and the heap has grown by %d bytes", time.Since(began).Round(time.Millisecond), flood, grown)
 	if rows := balances(t, pool); served != most || rows != most+1 {
 		t.Errorf("%d were served, %d rows were made, want %d and one more", served, rows, most)
@@ -87,11 +88,16 @@ func TestAMillionMadeUpKeysAreHarmless(t *testing.T) {
 	}
 }
 
-func heap() int64 {
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc) //nolint:gosec // no heap is that large
+// leastHeap is the least of some readings, as tests beside this one allocate, too.
+func leastHeap() int64 {
+	least := int64(math.MaxInt64)
+	for range 5 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		least = min(least, int64(m.HeapAlloc)) //nolint:gosec // no heap is that large
+	}
+	return least
 }
 
 // In one call, too, a key that the address's limit denies leaves nothing behind: only a read for
