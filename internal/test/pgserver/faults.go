@@ -59,7 +59,9 @@ func killChildren(parent int) error {
 				parent, children)
 		}
 		for _, child := range children {
-			if err := syscall.Kill(child, syscall.SIGKILL); err != nil {
+			// One that ended by itself may have been reaped before the parent froze.
+			err := syscall.Kill(child, syscall.SIGKILL)
+			if err != nil && !errors.Is(err, syscall.ESRCH) {
 				return fmt.Errorf("pgserver: kill process %d: %w", child, err)
 			}
 		}

@@ -1,6 +1,7 @@
 package pgtest
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -32,6 +33,24 @@ func Bouncer(t testing.TB, pool *pgxpool.Pool) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for try := 1; ; try++ {
+		url, said := bounce(t, pool, program, filepath.Join(dir, "pgbouncer.ini"))
+		if url != "" {
+			return url
+		}
+		if try == 10 {
+			t.Fatalf("pgbouncer has ended: %s", said)
+		}
+	}
+}
+
+// bounce starts a PgBouncer on a port that was free a moment before. If it ends, as another process
+// may have the port by now, bounce returns what it said.
+func bounce(t testing.TB, pool *pgxpool.Pool, program, file string) (url, said string) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -54,11 +73,7 @@ auth_type = any
 pool_mode = transaction
 default_pool_size = 2
 `, server.Host, server.Port, server.Database, server.User, password, port)
-	file := filepath.Join(dir, "pgbouncer.ini")
 	if err := os.WriteFile(file, []byte(ini), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	args := []string{file}
@@ -71,21 +86,39 @@ default_pool_size = 2
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait()
+	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+		<-ended
 	})
-	url := fmt.Sprintf("postgres://anyone@127.0.0.1:%d/weir?sslmode=disable", port)
-	for deadline := time.Now().Add(patience()); ; time.Sleep(10 * time.Millisecond) {
-		conn, err := pgx.Connect(t.Context(), url)
-		if err == nil {
-			err = conn.Close(t.Context())
+	url = fmt.Sprintf("postgres://anyone@127.0.0.1:%d/weir?sslmode=disable", port)
+	for deadline := time.Now().Add(patience()); ; {
+		err := connects(t.Context(), url)
+		select {
+		case <-ended:
+			return "", log.String()
+		case <-time.After(10 * time.Millisecond):
 		}
 		if err == nil {
-			return url
+			return url, ""
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("pgbouncer: %v\n%s", err, log.String())
+			t.Fatalf("pgbouncer does not answer: %v", err)
 		}
 	}
+}
+
+// connects is an error if nothing takes connections there, or what does says nothing.
+func connects(ctx context.Context, url string) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return err
+	}
+	return conn.Close(ctx)
 }
