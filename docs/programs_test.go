@@ -126,7 +126,7 @@ func program(t *testing.T, guide string) string {
 // run runs a program, and returns the lines that it has printed, sorted.
 func run(t *testing.T, program, url string) []string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program)
 	cmd.Env = append(os.Environ(), "DATABASE_URL="+url)
@@ -138,13 +138,22 @@ func run(t *testing.T, program, url string) []string {
 	return slices.Sorted(strings.SplitSeq(strings.TrimRight(stdout.String(), "\n"), "\n"))
 }
 
-// goTool runs the go command by its own flags, whatever this module is built with.
+// goTool runs the go command by its own flags, whatever this module is built with. What it asks of
+// the network may fail once.
 func goTool(t *testing.T, dir string, args ...string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", args...)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+	for try := 1; ; try++ {
+		cmd := exec.CommandContext(t.Context(), "go", args...)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
+		out, err := cmd.CombinedOutput()
+		if err == nil {
+			return
+		}
+		t.Logf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+		if try == 3 {
+			t.FailNow()
+		}
+		time.Sleep(time.Second)
 	}
 }
