@@ -78,7 +78,7 @@ func open(ctx context.Context, url string) (_ *store, err error) {
 
 // close drops the schema.
 func (s *store) close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	_, err := s.pool.Exec(
 		ctx, "DROP SCHEMA IF EXISTS "+pgx.Identifier{s.schema}.Sanitize()+" CASCADE",

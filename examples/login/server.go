@@ -44,7 +44,7 @@ func handler(s *signIn, log *slog.Logger) http.Handler {
 		if c, err := r.Cookie("device"); err == nil {
 			who.Device = c.Value
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(r.Context(), s.within)
 		defer cancel()
 		in, err := s.attempt(ctx, who, password)
 		respond(w, log, in, err)

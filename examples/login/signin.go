@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -19,6 +20,7 @@ type signIn struct {
 	guard   *lockout.Lockout
 	devices *lockout.Devices
 	check   func(ctx context.Context, account, password string) (bool, error) // slow
+	within  time.Duration                                                     // how long a request may take
 }
 
 func newSignIn(pool *pgxpool.Pool, cfg lockout.Config,
@@ -38,7 +40,7 @@ func newSignIn(pool *pgxpool.Pool, cfg lockout.Config,
 	if err != nil {
 		return nil, err
 	}
-	return &signIn{pool, limiter, guard, devices, check}, nil
+	return &signIn{pool, limiter, guard, devices, check, 10 * time.Second}, nil
 }
 
 var errWrong = errors.New("wrong account or password")

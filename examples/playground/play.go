@@ -209,7 +209,7 @@ func tables(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 }
 
 func drop(pool *pgxpool.Pool) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	name := pool.Config().ConnConfig.RuntimeParams["search_path"]
 	_, err := pool.Exec(ctx, "DROP SCHEMA IF EXISTS "+pgx.Identifier{name}.Sanitize()+" CASCADE")
