@@ -208,7 +208,7 @@ func TestALookAtManyKeysReadsFew(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close(context.Background()) }()
-	look := newReader(t, conn, inspect.Config{})
+	look := newReader(t, conn, inspect.Config{Timeout: time.Minute})
 	before := touched(t, conn)
 	limits, err := look.Limits(t.Context())
 	if err != nil || len(limits) != 3 {

@@ -294,9 +294,12 @@ func TestRealBenchmark(t *testing.T) {
 			return nil
 		}
 	}
-	r := testing.Benchmark(func(b *testing.B) {
-		Run(b, Sides{"x-it", spin(20 * time.Microsecond), spin(40 * time.Microsecond)})
-	})
+	var r testing.BenchmarkResult
+	for try := 1; r.N == 0 && try <= 10; try++ { // a machine that is too busy has no result
+		r = testing.Benchmark(func(b *testing.B) {
+			Run(b, Sides{"x-it", spin(20 * time.Microsecond), spin(40 * time.Microsecond)})
+		})
+	}
 	if x := r.Extra["x-it"]; x <= 0 || r.NsPerOp() < 40_000 { // how large it is depends on what else the machine does
 		t.Errorf("a ratio of %v: %v", x, r)
 	}

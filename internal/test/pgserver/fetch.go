@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"time"
 
 	embeddedpostgres "github.com/fergusstrange/embedded-postgres"
 )
@@ -29,17 +30,22 @@ type fetcher struct {
 	repository string // "" is Maven Central; a URL, or a folder
 }
 
-// fetchInstead makes up for a server that was not found.
+// fetchInstead makes up for a server that was not found. A download may fail for a moment.
 func fetchInstead(notFound error) (string, error) {
 	f, err := newFetcher()
 	if err != nil {
 		return "", helpless(notFound, err)
 	}
-	bin, err := f.fetch()
-	if err != nil {
-		return "", helpless(notFound, err)
+	for try := 1; ; try++ {
+		bin, err := f.fetch()
+		if err == nil {
+			return bin, nil
+		}
+		if try == 3 {
+			return "", helpless(notFound, err)
+		}
+		time.Sleep(time.Second)
 	}
-	return bin, nil
 }
 
 // helpless is the error of a machine on which no server can be had.
