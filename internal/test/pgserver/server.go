@@ -8,6 +8,7 @@ import (
 	crand "crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"net/url"
@@ -28,11 +29,12 @@ type Server struct {
 	root       string
 	password   string
 	port       int
+	claim      io.Closer // of the port
 	supervisor *supervisor
 }
 
 // timeout is generous: ten clusters may be started at once on a small machine.
-const timeout = 2 * time.Minute
+const timeout = 5 * time.Minute
 
 // Start finds or starts a server. What it starts runs until Stop, or until this process ends,
 // whichever is first. Cancelling ctx ends a start that is under way, but for a download, and does
@@ -101,7 +103,7 @@ func create(ctx context.Context, bin string, primary *Server, o *options) (_ *Se
 
 	// Another process may take the port between our finding it free and the server's taking it.
 	for attempt := 1; ; attempt++ {
-		if s.port, err = freePort(); err != nil {
+		if s.port, s.claim, err = freePort(); err != nil {
 			return nil, err
 		}
 		s.url = (&url.URL{
@@ -115,6 +117,7 @@ func create(ctx context.Context, bin string, primary *Server, o *options) (_ *Se
 		if err == nil {
 			return s, nil
 		}
+		_ = s.claim.Close()
 		if attempt == 10 || !errors.Is(err, errPortTaken) {
 			return nil, err
 		}
@@ -194,6 +197,7 @@ func (s *Server) Stop() error {
 	if s.supervisor == nil {
 		return nil
 	}
+	defer func() { _ = s.claim.Close() }()
 	if err := s.supervisor.end(); err != nil {
 		return fmt.Errorf("pgserver: %w", err)
 	}
@@ -203,17 +207,24 @@ func (s *Server) Stop() error {
 // lowestPort is the first that freePort considers.
 const lowestPort = 10_000
 
-// freePort returns a port on which nobody listens. It is below those that the system lends to
-// outgoing connections, so a server that was killed finds its port free when it comes back, although
-// others tried to connect to it meanwhile.
-func freePort() (int, error) {
+// freePort returns a port on which nobody listens. A server that was killed finds it free when it
+// comes back: it is below those that the system lends to outgoing connections, as of clients that
+// try to connect to the server meanwhile, and until claim is closed freePort does not return it to
+// anybody else. The claim is the UDP port of the same number, which the system gives up when this
+// process ends.
+func freePort() (port int, claim io.Closer, err error) {
 	for range 100 {
-		port := lowestPort + rand.IntN(firstLent()-lowestPort)
-		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
-			return port, l.Close()
+		port = lowestPort + rand.IntN(firstLent()-lowestPort)
+		address := fmt.Sprintf("127.0.0.1:%d", port)
+		if claim, err = net.ListenPacket("udp", address); err != nil {
+			continue
 		}
+		if l, err := net.Listen("tcp", address); err == nil {
+			return port, claim, l.Close()
+		}
+		_ = claim.Close()
 	}
-	return 0, errors.New("no free port")
+	return 0, nil, errors.New("no free port")
 }
 
 // firstLent is the first of the ports that the system lends, on Linux. Others lend higher ones.

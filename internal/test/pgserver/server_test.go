@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -52,11 +53,11 @@ func running(t *testing.T, opts ...Option) *Server {
 
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.After(time.Minute)
+	deadline := time.After(timeout)
 	for !ok() {
 		select {
 		case <-deadline:
-			t.Fatalf("not within a minute: %s", what)
+			t.Fatalf("not within %v: %s", timeout, what)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
@@ -108,11 +109,32 @@ func TestPortsOfServersAreNotLentToConnections(t *testing.T) {
 		t.Skip("skipped: the system lends nearly all ports")
 	}
 	for range 20 {
-		port, err := freePort()
+		port, claim, err := freePort()
 		if err != nil || port >= first && port <= last {
-			t.Errorf("got port %d, %v; the system lends %d to %d", port, err, first, last)
+			t.Fatalf("got port %d, %v; the system lends %d to %d", port, err, first, last)
 		}
+		_ = claim.Close()
 	}
+}
+
+// Otherwise another server can take the port of one that was killed, and is about to come back.
+func TestThePortOfAServerThatIsDownIsNotGivenToAnother(t *testing.T) {
+	t.Parallel()
+	s := running(t)
+	if err := s.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	address := fmt.Sprintf("127.0.0.1:%d", s.port)
+	if claim, err := net.ListenPacket("udp", address); err == nil {
+		t.Errorf("nobody has claimed %s: %v", address, claim.Close())
+	}
+	if err := s.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the port is free again", func() bool {
+		claim, err := net.ListenPacket("udp", address)
+		return err == nil && claim.Close() == nil
+	})
 }
 
 func TestTenAtOnceDoNotCollide(t *testing.T) {
