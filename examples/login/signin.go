@@ -20,7 +20,7 @@ type signIn struct {
 	guard   *lockout.Lockout
 	devices *lockout.Devices
 	check   func(ctx context.Context, account, password string) (bool, error) // slow
-	within  time.Duration                                                     // how long a request may take
+	within  time.Duration                                                     // for a request
 }
 
 func newSignIn(pool *pgxpool.Pool, cfg lockout.Config,
