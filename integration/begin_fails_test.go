@@ -22,12 +22,12 @@ func TestErrorsOfBeginAreToldAsSuch(t *testing.T) {
 	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
 		c.MaxConns, c.ConnConfig.RuntimeParams["lock_timeout"] = 1, "50ms"
 	})
-	rig.Exec(t, pool, `CREATE TABLE done (n bigint)`)
 	admin, err := pgxpool.New(t.Context(), pgtest.URL(t, pool))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer admin.Close()
+	rig.Exec(t, admin, `CREATE TABLE done (n bigint)`) // for which it may wait
 	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never}).For("k")
 	lock := lockOf(t, admin, k)
 	blocker := rig.Begin(t, admin, pgx.ReadCommitted)

@@ -42,7 +42,7 @@ func TestConsume(t *testing.T) {
 		},
 		"Autocommit": l.Autocommit(pool).Consume,
 		"Coalesced":  rig.Coalesce(t, l, pool).Consume,
-		"FailOpen":   (&ratelimit.FailOpen{Limiter: l.Autocommit(pool)}).Consume,
+		"FailOpen":   (&ratelimit.FailOpen{Limiter: l.Autocommit(pool), Timeout: hung}).Consume,
 		"weirtest":   new(weirtest.Limiter).Consume,
 	}
 	limit := ratelimit.MustDefine("consumed",
