@@ -80,7 +80,8 @@ func setUpOn(t *testing.T, s, standby *pgserver.Server, configure ...func(*pgxpo
 	f.exec(t, "CREATE SCHEMA "+f.name)
 	t.Cleanup(func() {
 		// not t.Fatal: where subtests were parallel, that fails the test without a word
-		if err := f.asAdmin(t.Context(), executing("DROP SCHEMA IF EXISTS "+f.name+" CASCADE")); err != nil {
+		if err := f.asAdmin(t.Context(), time.Minute,
+			executing("DROP SCHEMA IF EXISTS "+f.name+" CASCADE")); err != nil {
 			t.Error(err)
 		}
 	})
@@ -185,15 +186,16 @@ func (f *fixture) url(t testing.TB) string {
 // admin is a connection that no fault is meant for.
 func (f *fixture) admin(t testing.TB, fn func(ctx context.Context, conn *pgx.Conn) error) {
 	t.Helper()
-	if err := f.asAdmin(t.Context(), fn); err != nil {
+	if err := f.asAdmin(t.Context(), hung, fn); err != nil {
 		t.Fatal(err)
 	}
 }
 
+// asAdmin is admin for at most so long.
 func (f *fixture) asAdmin(
-	ctx context.Context, fn func(ctx context.Context, conn *pgx.Conn) error,
+	ctx context.Context, most time.Duration, fn func(ctx context.Context, conn *pgx.Conn) error,
 ) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute) // cleaning up uses it, too
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), most) // cleaning up uses it, too
 	defer cancel()
 	cfg, err := pgx.ParseConfig(f.server.URL())
 	if err != nil {
@@ -278,7 +280,15 @@ type fault struct {
 	// hits are the classes of errors that the fault must have shown to callers; nothing but these,
 	// allowed and denials may be seen.
 	hits, allowed []class
+	met           func() bool     // reports whether it has shown the rest; nil: there is no rest
 	pools         []*pgxpool.Pool // that the application uses in turn; none: that of the fixture
+}
+
+// patience tells whether a fault is repeated that has not shown yet what it is to show: which
+// caller it hits, and where, is luck. On a slow machine two minutes are a few rounds only.
+func patience() func(done int) bool {
+	end := time.Now().Add(2 * time.Minute)
+	return func(done int) bool { return done < 20 || time.Now().Before(end) }
 }
 
 // run loads the application, injects the fault, waits until the same limiter works again, and
@@ -287,8 +297,9 @@ func (f *fixture) run(t *testing.T, x fault) {
 	t.Helper()
 	start := time.Now()
 	fresh := start
-	enough, patience := rounds(t, x.rounds), time.Now().Add(2*time.Minute)
-	for ; !enough(f.rounds) || f.callers.spared(x) && time.Now().Before(patience); f.rounds++ {
+	enough, patient := rounds(t, x.rounds), patience()
+	shown := func() bool { return !f.callers.spared(x) && (x.met == nil || x.met()) }
+	for ; !enough(f.rounds) || !shown() && patient(f.rounds); f.rounds++ {
 		if len(x.pools) > 0 {
 			f.load.app = f.app.over(x.pools[f.rounds%len(x.pools)])
 		}

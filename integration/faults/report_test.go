@@ -28,8 +28,7 @@ func (f *fixture) report(t *testing.T, x fault, took time.Duration) {
 	fmt.Println(summary)
 }
 
-// spared says that no caller has met what the fault is to show: which one is hit, and where, is
-// luck.
+// spared says that no caller has met an error which the fault is to show.
 func (c *callers) spared(x fault) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
