@@ -30,10 +30,19 @@ func TestCallsAreLetThroughWhileTheServerIsKilled(t *testing.T) {
 	f := &ratelimit.FailOpen{Limiter: together, Share: 0.5, For: time.Hour,
 		Timeout: time.Minute, // a killed server fails calls at once; a slow one is no outage
 		Logger:  slog.New(slog.DiscardHandler)}
-	res, err := f.RateLimit(t.Context(), limit.For("k"))
-	if err != nil || !res.OK || !res.Decided() {
-		t.Fatalf("%+v, %v", res, err)
+	decides := func() { // in the end: on a machine that stands still the server is as good as away
+		t.Helper()
+		for end := time.Now().Add(hung); ; time.Sleep(10 * time.Millisecond) {
+			res, err := f.RateLimit(t.Context(), limit.For("other"))
+			if err == nil && res.Decided() {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("the server is there: %+v, %v", res, err)
+			}
+		}
 	}
+	decides()
 	for _, want := range []int{share, 0} { // the second comes too soon after the first to have more
 		if err := server.Kill(); err != nil {
 			t.Fatal(err)
@@ -54,14 +63,6 @@ func TestCallsAreLetThroughWhileTheServerIsKilled(t *testing.T) {
 		if err := server.Restart(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-			res, err := f.RateLimit(t.Context(), limit.For("other"))
-			if err == nil && res.Decided() {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatalf("the server is back: %+v, %v", res, err)
-			}
-		}
+		decides()
 	}
 }

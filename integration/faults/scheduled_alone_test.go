@@ -58,7 +58,7 @@ func reserveAhead(url, name string) error {
 	for n := range jobs { // the last one that is due comes first
 		after := max(time.Millisecond, time.Until(last)-spread*time.Duration(n)/time.Duration(jobs))
 		if n >= jobs-10 { // however slow the machine is, some are not due yet at the end
-			after = max(spread, min(2*time.Since(began), 12*time.Second))
+			after = max(spread, 8*time.Second, min(2*time.Since(began), 12*time.Second))
 		}
 		s.once(ctx, wish{after: after, loose: n%2 == 0})
 	}

@@ -232,22 +232,28 @@ func (s *shift) age(t *testing.T, sql string) {
 	})
 }
 
-// settled waits until all jobs are completed. If that never comes to be, the audit says what is
-// wrong.
+// settled waits until all jobs are completed. If for two minutes no more of them are, the audit
+// says what is wrong.
 func (s *shift) settled(t *testing.T) {
 	t.Helper()
-	resign := time.Now().Add(time.Second)
-	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		if s.count(t, unfinished) == 0 {
+	term, resign := 5*time.Second, time.Now().Add(time.Second)
+	last, since := 0, time.Now()
+	for ; time.Since(since) < 2*time.Minute; time.Sleep(50 * time.Millisecond) {
+		n := s.count(t, unfinished)
+		if n == 0 {
 			return
+		}
+		if n != last {
+			last, since = n, time.Now()
 		}
 		s.age(t, ageLeader)
 		s.age(t, ageRows)
-		// A new leader rescues and promotes at once, if it is given the time to start: River's own
-		// ticks are 30 and 5 s.
+		// A new leader rescues and promotes at once, if it is given the time to start, of which a
+		// slow machine takes more: River's own ticks are 30 and 5 s.
 		if time.Now().After(resign) {
 			s.resign(t)
-			resign = time.Now().Add(5 * time.Second)
+			resign = time.Now().Add(term)
+			term += time.Second
 		}
 	}
 }
@@ -321,8 +327,8 @@ func (s *shift) startOver(t *testing.T) {
 func (s *shift) run(t *testing.T, x fault, hit func() bool, inject func(t *testing.T)) {
 	t.Helper()
 	start := time.Now()
-	enough, patience := rounds(t, x.rounds), time.Now().Add(2*time.Minute)
-	for ; !enough(s.rounds) || (!hit() || s.callers.spared(x)) && time.Now().Before(patience); s.rounds++ {
+	enough, patient := rounds(t, x.rounds), patience()
+	for ; !enough(s.rounds) || (!hit() || s.callers.spared(x)) && patient(s.rounds); s.rounds++ {
 		s.hire(t, s.kinds...)
 		stop := s.reserve(t)
 		s.callers.await(t, granted, 50)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
@@ -17,8 +18,8 @@ import (
 
 // Jobs of three keys run two at a time.
 const (
-	slotted   kind = "slotted" // a client that hands slots on
-	slotsLast      = 3 * time.Second
+	slotted   kind = "slotted"       // a client that hands slots on
+	slotsLast      = 5 * time.Second // a machine that stands still for two seconds loses none
 	slotKeys       = 3
 	slotsEach      = 2
 )
@@ -62,7 +63,7 @@ func (l *slottedWorker) Work(ctx context.Context, job *river.Job[slottedArgs]) e
 	}
 	if err != nil {
 		l.w.tell(utterance{Lapse: &lapse{job.ID, job.Attempt, classify(err), err.Error()}})
-		_ = conn.Conn().Close(context.WithoutCancel(ctx)) // with its locks
+		l.hangUp(context.WithoutCancel(ctx), conn)
 		return err
 	}
 	err = l.w.Work(ctx, &river.Job[dueArgs]{JobRow: job.JobRow, Args: dueArgs{ID: job.Args.ID}})
@@ -70,6 +71,20 @@ func (l *slottedWorker) Work(ctx context.Context, job *river.Job[slottedArgs]) e
 		_ = conn.Conn().Close(context.WithoutCancel(ctx))
 	}
 	return err
+}
+
+// hangUp closes a connection, and waits until the server has freed its locks: otherwise the next
+// job that gets the slot could find them held.
+func (l *slottedWorker) hangUp(ctx context.Context, conn *pgxpool.Conn) {
+	backend := conn.Conn().PgConn().PID()
+	_ = conn.Conn().Close(ctx)
+	conn.Release()
+	for n := 1; n > 0; time.Sleep(2 * time.Millisecond) {
+		if l.w.pool.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE pid = $1`,
+			backend).Scan(&n) != nil {
+			return // the server is away, with all locks
+		}
+	}
 }
 
 func newSlotted(t *testing.T) *shift {

@@ -233,7 +233,8 @@ func deadlocked(err error) bool {
 	return errors.As(err, &pg) && pg.Code == "40P01"
 }
 
-// finish waits until all jobs are over. If that never comes to be, the audit says what is wrong.
+// finish waits until all jobs are over. If for two minutes no more of them are, the audit says what
+// is wrong.
 func (o *office) finish(t *testing.T) {
 	t.Helper()
 	o.upstream.mu.Lock()
@@ -241,14 +242,14 @@ func (o *office) finish(t *testing.T) {
 	o.upstream.mu.Unlock()
 	// Whoever wanted to cancel a job may have been called off before: it is worked like the others.
 	o.exec(t, `UPDATE river_job SET scheduled_at = now() WHERE state = 'scheduled' AND scheduled_at > now() + interval '10 min'`)
-	last, since := -1, time.Now()
-	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(25 * time.Millisecond) {
+	last, fewer, since := -1, time.Now(), time.Now()
+	for ; time.Since(fewer) < 2*time.Minute; time.Sleep(25 * time.Millisecond) {
 		n := o.count(t, `SELECT count(*) FROM river_job WHERE state NOT IN ('completed', 'cancelled')`)
 		if n == 0 {
 			break
 		}
 		if n != last {
-			last, since = n, time.Now()
+			last, fewer, since = n, time.Now(), time.Now()
 		}
 		// a client has never learned that it was given a job, as the server went away
 		if time.Since(since) > 3*time.Second {
