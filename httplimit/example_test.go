@@ -266,7 +266,7 @@ func ExampleGuard_Limit() {
 		log.Fatal(err)
 	}
 	guard := &httplimit.Guard{Limiter: &ratelimit.FailOpen{Limiter: limiter.Autocommit(pool),
-		For: time.Minute, Timeout: 10 * time.Second}}
+		For: time.Minute, Timeout: 200 * time.Millisecond}}
 	h := guard.Limit(byCountry)(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	for _, country := range []string{"AQ", "", "CH"} {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
