@@ -154,10 +154,10 @@ func (l *Limiter) aim(
 		}
 		free := l.books.Free(c.Place, w.Layout, x.session())
 		allowed := func(k int) bool {
-			return held.allow(where.Row{Place: c.Place, Shard: w.Layout.Row(k)})
+			return held.allow(where.Row{Place: c.Place, Shard: w.Row(k)})
 		}
 		may := func(k int) bool {
-			_, lost := a.lost[w.Layout.Row(k)]
+			_, lost := a.lost[w.Row(k)]
 			return !lost && allowed(k)
 		}
 		ahead := last && c.Pausable()
