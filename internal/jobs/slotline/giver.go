@@ -189,8 +189,9 @@ func (g *Giver) handBy(
 	return given, first.Job, c.SendBatch(ctx, b).Close()
 }
 
-// serve gives the free slots of places to the jobs that wait for them. A place whose slots cannot be
-// counted or given is not in the way of the others.
+// serve gives the free slots of places to the jobs that wait for them, as many as there are by the
+// last job here that asked: a want may be older. A place whose slots cannot be counted or given is
+// not in the way of the others.
 func (g *Giver) serve(ctx context.Context, wants []hand.Want) error {
 	if len(wants) == 0 {
 		return nil
@@ -202,6 +203,7 @@ func (g *Giver) serve(ctx context.Context, wants []hand.Want) error {
 	held, err := g.slots.Held(ctx, places)
 	failed := []error{err}
 	for _, w := range wants {
+		w.N = g.numberOf(w.Place, w.N)
 		n, given := held[w.Place]
 		for most := min(w.N, n+mostGiven); given && n < most; n++ {
 			given, err = g.hand(ctx, w, nil)
@@ -238,7 +240,7 @@ func (g *Giver) handOutFree(ctx context.Context) error {
 		g.after = tenant
 		read++
 		if of, ok := placeOf(tenant); ok {
-			if wants = append(wants, hand.Want{Place: of, N: g.numberOf(of, n)}); gone && len(left) < mostLeft {
+			if wants = append(wants, hand.Want{Place: of, N: n}); gone && len(left) < mostLeft {
 				left = append(left, of)
 			}
 		}
