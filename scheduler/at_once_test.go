@@ -21,10 +21,12 @@ import (
 func TestNeverMoreJobsOfAKeyRunThanItHasSlots(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 2)
-	c.takes = 30 * time.Millisecond // so that two of a key meet, also where each trip takes long
+	c.takes = 30 * time.Millisecond // so that a third of a key would meet two
 	if pgtest.Citus() {
 		c.takes = 500 * time.Millisecond
 	}
+	open := c.gate(2) // until two of a key have met: where each trip takes long, others may not
+	defer open()
 	var all []int
 	for i := range 20 {
 		all = append(all, i, 100+i, 200+i)
@@ -34,6 +36,12 @@ func TestNeverMoreJobsOfAKeyRunThanItHasSlots(t *testing.T) {
 	// Another process has slots of its own.
 	c.sched = scheduler.New(c.limiter, scheduler.Config{Jitter: -1, Slots: c.newSlots()})
 	c.client(8)
+	eventually(t, "two jobs of a key run at once", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.most >= 2
+	})
+	open()
 	c.worked(len(all))
 	if c.most != 2 {
 		t.Errorf("%d jobs of a key ran at once, want 2", c.most)
