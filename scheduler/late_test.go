@@ -187,9 +187,17 @@ func TestWhatABackedUpQueueHasMadeLateIsPacedAnew(t *testing.T) {
 	}))
 	f.insertTogether(t, jobs, 7, limit.For("k").OrReserve())
 	starts := j.await(t, 7)
-	// One token was there; five came after it, in 2.5 s. The first one may have been held up.
-	if d := starts[6].at.Sub(starts[1].at); d < time.Second {
-		t.Errorf("six started within %v", d)
+	// Once the worker was free, one token was there, and five came after it, in 2.5 s. That is told by
+	// the places, as the start of the first one may be held up.
+	free := starts[0].at.Add(6900 * time.Millisecond)
+	for _, s := range starts[1:] {
+		if s.place().Before(free) || s.at.Before(s.place()) {
+			t.Errorf("job %d started at %v, with a token of %v; the worker was free at %v", s.n, s.at,
+				s.place(), free)
+		}
+	}
+	if d := starts[6].place().Sub(starts[1].place()); d < 2400*time.Millisecond {
+		t.Errorf("six have their tokens within %v", d)
 	}
 	for i := 2; i < 7; i++ {
 		if starts[i].n < starts[i-1].n {
