@@ -49,7 +49,7 @@ func TestOneStatementWakesSeveralQueues(t *testing.T) {
 		}
 		ids = append(ids, job.Job.ID)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
@@ -70,29 +70,38 @@ func TestOneStatementWakesSeveralQueues(t *testing.T) {
 	}
 	defer traced.Close()
 	c := riverjob.NewClient(riverjob.NewStore(limiter, ticket.Pacing{}, ""), traced, slog.New(slog.DiscardHandler))
-	due := time.Now().Add(time.Second) // the same for both, and later than both are added
-	for _, id := range ids {
-		c.Waker.Add(id, due, false)
-	}
-	heard := map[string]bool{}
-	for len(heard) < len(queues) {
-		n, err := own.WaitForNotification(ctx)
-		if err != nil {
-			t.Fatal(err, ": River was notified of ", heard)
+	heard, tries := map[string]bool{}, 0
+	for ; len(heard) < len(queues) && tries < 3; tries++ { // a look ends after two seconds
+		clear(heard)
+		due := time.Now().Add(time.Second) // the same for both, and later than both are added
+		for _, id := range ids {
+			c.Waker.Add(id, due, false)
 		}
-		var to struct{ Queue string }
-		if err := json.Unmarshal([]byte(n.Payload), &to); err != nil {
-			t.Fatal(n.Payload, err)
+		try, end := context.WithTimeout(ctx, 10*time.Second)
+		for len(heard) < len(queues) {
+			n, err := own.WaitForNotification(try)
+			if err != nil && try.Err() != nil && ctx.Err() == nil {
+				break
+			}
+			if err != nil {
+				t.Fatal(err, ": River was notified of ", heard)
+			}
+			var to struct{ Queue string }
+			if err := json.Unmarshal([]byte(n.Payload), &to); err != nil {
+				t.Fatal(n.Payload, err)
+			}
+			heard[to.Queue] = true
 		}
-		heard[to.Queue] = true
+		end()
 	}
 	if got := slices.Sorted(maps.Keys(heard)); !slices.Equal(got, queues) {
 		t.Errorf("River was notified of %v, want %v", got, queues)
 	}
 	statements.mu.Lock()
 	defer statements.mu.Unlock()
-	if n := len(statements.all); n != 1 {
-		t.Errorf("%d statements have notified River: %v", n, statements.all)
+	if n := len(statements.all); n == 0 || n > tries {
+		t.Errorf("%d statements have notified River in %d tries, want one in each: %v", n, tries,
+			statements.all)
 	}
 	for _, sql := range statements.all {
 		if !strings.Contains(sql, `set_config('synchronous_commit', 'off', true)`) {
