@@ -65,7 +65,7 @@ func (c *crew) slotsOn(pool *pgxpool.Pool, cfg slots.Config) *slots.Slots {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if err := s.Close(ctx); err != nil {
 			c.t.Error(err)

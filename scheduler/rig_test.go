@@ -140,7 +140,7 @@ func (l *journal) client(t testing.TB, sched *scheduler.Scheduler,
 
 func stop(t testing.TB, client *river.Client[pgx.Tx]) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 	defer cancel()
 	if err := client.StopAndCancel(ctx); err != nil {
 		t.Error(err)
