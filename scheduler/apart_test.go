@@ -21,7 +21,7 @@ func TestThoseThatAPausePutsOffStartApart(t *testing.T) {
 		for _, workers := range []int{20, 1} {
 			t.Run(fmt.Sprint(name, workers), func(t *testing.T) {
 				t.Parallel()
-				untilInTime(t, func() bool {
+				untilInTime(t, func(t *testing.T) bool {
 					f, _, j := exact(t)
 					sched := scheduler.New(f.limiter, scheduler.Config{}) // with jitter
 					const n = 20

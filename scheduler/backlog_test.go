@@ -25,7 +25,7 @@ func TestABacklogLeavesTheJobsOfOthersAlone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			untilInTime(t, func() bool {
+			untilInTime(t, func(t *testing.T) bool {
 				f, sched, j := exact(t)
 				const backlog, modest = 2000, 10
 				limit := ratelimit.MustDefine("customer"+name, rule)
@@ -141,7 +141,7 @@ func TestABacklogStartsAtItsRate(t *testing.T) {
 // Jobs that take from several limits are placed together if they take from the same ones.
 func TestABacklogOfJobsWithSeveralLimits(t *testing.T) {
 	t.Parallel()
-	untilInTime(t, func() bool {
+	untilInTime(t, func(t *testing.T) bool {
 		f, sched, j := exact(t)
 		const n = 60
 		each := ratelimit.MustDefine("each",

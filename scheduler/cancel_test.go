@@ -72,7 +72,7 @@ func (f *fixture) cancel(t *testing.T, jobs *scheduler.Jobs, id int64) {
 // The cancellation writes to no job but its own; those behind come forward when their time is near.
 func TestACancelledJobGivesBackWhatItTook(t *testing.T) {
 	t.Parallel()
-	untilInTime(t, func() bool { return givesBackWhatItTook(t) })
+	untilInTime(t, givesBackWhatItTook)
 }
 
 func givesBackWhatItTook(t *testing.T) (inTime bool) {
@@ -128,7 +128,7 @@ func TestThoseBehindSeveralCancelledJobsMoveUpByAllOfThem(t *testing.T) {
 	for name, order := range map[string][]int{"Forwards": {0, 2}, "Backwards": {2, 0}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			untilInTime(t, func() bool {
+			untilInTime(t, func(t *testing.T) bool {
 				f, sched, j := exact(t)
 				limit := ratelimit.MustDefine("several",
 					ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)})

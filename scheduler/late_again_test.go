@@ -48,7 +48,7 @@ func TestAJobThatIsLateTwicePaysAnewOnce(t *testing.T) {
 	const tooLate = 3200 * time.Millisecond
 	var job, again *rivertype.JobRow
 	started := 0
-	untilInTime(t, func() bool {
+	untilInTime(t, func(t *testing.T) bool {
 		job = f.reserveOn(t, started, &river.InsertOpts{Priority: 4}, limit.For(fmt.Sprint(started)).Count(6))
 		f.until(t, job.ScheduledAt.Add(tooLate))
 		client := j.client(t, sched, workers(1))

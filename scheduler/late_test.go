@@ -215,7 +215,7 @@ func TestAChargePutsAJobOffByAsMuch(t *testing.T) {
 			f, sched, j := exact(t)
 			jobs := sched.Jobs(j.client(t, sched))
 			a, tries := f.limiter.Autocommit(f.pool), 0
-			untilInTime(t, func() bool {
+			untilInTime(t, func(t *testing.T) bool {
 				tries++
 				k := wait.For(fmt.Sprint("k", tries)).Count(1000)
 				first, err := a.RateLimit(t.Context(), k)

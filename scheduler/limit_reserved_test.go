@@ -38,7 +38,7 @@ func reservedAndLimited(
 // While a job waits for the limit of its worker, it also waits for the pauses of what InsertTx took.
 func TestAJobThatWaitsForItsWorkersLimitWaitsForAPauseOfWhatItReserved(t *testing.T) {
 	t.Parallel()
-	untilInTime(t, func() bool {
+	untilInTime(t, func(t *testing.T) bool {
 		f, _, j, id, reserved, _ := reservedAndLimited(t, t.Name(), 10*time.Second, nil)
 		eventually(t, "it is put off", func() bool { return woken(t, f.job(t, id)) >= 1 })
 		if err := f.limiter.Autocommit(f.pool).Pause(t.Context(), time.Hour, reserved); err != nil {

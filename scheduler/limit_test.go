@@ -98,7 +98,7 @@ func TestALimitedWorkerKeepsItsLimit(t *testing.T) {
 // comes to its worker long after the others.
 func TestALimitedWorkerKeepsOrderForEachKey(t *testing.T) {
 	t.Parallel()
-	untilInTime(t, func() bool {
+	untilInTime(t, func(t *testing.T) bool {
 		f := setUp(t, scheduler.Config{})
 		sched := scheduler.New(f.limiter, scheduler.Config{})
 		limit := ratelimit.MustDefine("order",

@@ -17,7 +17,7 @@ import (
 // them start.
 func TestAnExtendedPauseMovesWhatIsDueAlong(t *testing.T) {
 	t.Parallel()
-	untilInTime(t, func() bool {
+	untilInTime(t, func(t *testing.T) bool {
 		f, sched, j := exact(t)
 		const n, pauses = 300, 3
 		limit := ratelimit.MustDefine("extended", ratelimit.TokenBucket{Rate: 1000, Period: time.Hour})

@@ -22,7 +22,7 @@ import (
 // most, none uses an attempt, none pays twice, and all keep their order and their distance.
 func TestAPausePutsOffWhatWaits(t *testing.T) {
 	t.Parallel()
-	untilInTime(t, func() bool { return putsOffWhatWaits(t) })
+	untilInTime(t, putsOffWhatWaits)
 }
 
 func putsOffWhatWaits(t *testing.T) bool {

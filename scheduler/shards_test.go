@@ -14,7 +14,7 @@ import (
 // all of them off, and what one of them did not use brings forward those behind it.
 func TestJobsOfALimitWithShardsWaitInOneLine(t *testing.T) {
 	t.Parallel()
-	untilInTime(t, func() bool { return waitInOneLine(t) })
+	untilInTime(t, waitInOneLine)
 }
 
 func waitInOneLine(t *testing.T) bool {
