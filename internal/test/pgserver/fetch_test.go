@@ -114,12 +114,11 @@ func TestAServerIsDownloadedWhereThereIsNone(t *testing.T) {
 		}
 	})
 	t.Run("not", func(t *testing.T) {
-		closed := httptest.NewServer(http.NotFoundHandler())
-		closed.Close()
+		const closed = "http://127.0.0.1:1" // a port that the system lends to nobody
 		empty := httptest.NewServer(http.NotFoundHandler())
 		defer empty.Close()
 		for repository, want := range map[string]string{
-			closed.URL:          "unable to connect to " + closed.URL,
+			closed:              "unable to connect to " + closed,
 			empty.URL:           "no version found matching " + string(fetched),
 			"/no/such/folder":   "WEIR_POSTGRES_REPOSITORY",
 			"file:///no/folder": "WEIR_POSTGRES_REPOSITORY",

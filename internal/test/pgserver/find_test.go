@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -21,6 +22,10 @@ func fakeBin(t *testing.T, parts ...string) string {
 	if version == "" {
 		return dir
 	}
+	// A process that another test starts meanwhile could have a program open for writing until it
+	// runs its own, and nobody can run a program that is open for writing.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	for _, program := range []string{"postgres", "initdb"} {
 		text := "#!/bin/sh\necho 'postgres (PostgreSQL) " + version + "'\n"
 		if err := os.WriteFile(filepath.Join(dir, program), []byte(text), 0o755); err != nil {

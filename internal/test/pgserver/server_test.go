@@ -53,11 +53,12 @@ func running(t *testing.T, opts ...Option) *Server {
 
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.After(timeout)
+	const hung = 2*timeout + time.Minute // a server may take timeout to start, and again to end
+	deadline := time.After(hung)
 	for !ok() {
 		select {
 		case <-deadline:
-			t.Fatalf("not within %v: %s", timeout, what)
+			t.Fatalf("not within %v: %s", hung, what)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
