@@ -169,7 +169,7 @@ func TestHistoriesTellARightLimiterFromAWrongOne(t *testing.T) {
 				record("together", 8).mustBeExplained(t, false)
 				return
 			}
-			const tries = 20
+			const tries = 100 // its callers may be scheduled so that it makes no mistake, but not so often
 			for try := range tries {
 				if verdict := record(fmt.Sprint("together", try), 8).judge(false); verdict == porcupine.Illegal {
 					t.Logf("rejected at try %d", try+1)
