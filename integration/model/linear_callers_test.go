@@ -309,12 +309,16 @@ func (c *caller) atOnce() bool {
 func (m mix) record(t testing.TB, r road, run runner) *history {
 	t.Helper()
 	h := newHistory()
+	// Until then InTx runs again: in the portable form nobody queues, and on a slow machine a client may
+	// lose to others more often than the default allows.
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
 	var wg sync.WaitGroup
 	for id := range m.clients {
 		wg.Go(func() {
 			c := &caller{m: m, h: h, road: r, id: id, rand: rand.New(rand.NewPCG(rand.Uint64(), 0))}
 			for range m.calls {
-				if err := c.transaction(t.Context(), run); err != nil {
+				if err := c.transaction(ctx, run); err != nil {
 					t.Errorf("client %d: %v", id, err)
 					return
 				}
