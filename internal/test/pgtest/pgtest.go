@@ -111,16 +111,6 @@ func Main(m *testing.M, known ...goleak.Option) {
 	os.Exit(code)
 }
 
-// leaks returns an error if goroutines stay. On a busy machine one that is about to end may need
-// longer for it than goleak waits by itself, which is half a second.
-func leaks(known []goleak.Option) (err error) {
-	for end := time.Now().Add(5 * time.Second); ; {
-		if err = goleak.Find(known...); err == nil || time.Now().After(end) {
-			return err
-		}
-	}
-}
-
 // Waiting is Main for tests that wait for clocks and rows more than they compute: so many run at
 // once where -parallel does not say otherwise.
 func Waiting(m *testing.M, parallel int, known ...goleak.Option) {
