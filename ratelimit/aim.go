@@ -19,6 +19,7 @@ type aim struct {
 	layout shard.Layout
 	from   []int // candidates, one of which is enough. If there are none:
 	plan   spread.Plan
+	parts  int     // take equal parts from so many candidates; 0: all from one
 	wait   bool    // wait for the first candidate if others hold all of them
 	level  float64 // the least that a take from a candidate is expected to leave
 	sent   []*statement
@@ -102,7 +103,7 @@ func (l *Limiter) guess(x executor, calls []call, aims []aim) bool {
 		case c.Leave > 0: // depends on all shards together
 			return false
 		case layout.Shards < c.shards || !l.choose(&aims[i], c, x.session()) &&
-			!l.divide(&aims[i], c, x.session()):
+			!l.divide(x, &aims[i], c):
 			return false
 		}
 	}
@@ -122,13 +123,15 @@ func (l *Limiter) choose(a *aim, c *call, session uint32) bool {
 }
 
 // divide aims at several shards by what is remembered, if the call may wait.
-func (l *Limiter) divide(a *aim, c *call, session uint32) bool {
+func (l *Limiter) divide(x executor, a *aim, c *call) bool {
 	w := l.books.Known(c.Place, l.cfg.Clock)
 	if w == nil || !c.Pausable() {
 		return false
 	}
-	p, ok := w.Plan(&c.Ask, w.At, false, l.books.Free(c.Place, w.Layout, session))
+	free := l.books.Free(c.Place, w.Layout, x.session())
+	p, ok := w.Plan(&c.Ask, w.At, false, free)
 	*a = aim{c: c, layout: w.Layout, plan: p}
+	l.split(x, a, w, free)
 	return ok && len(p.Parts) > 0
 }
 
@@ -173,10 +176,12 @@ func (l *Limiter) aim(
 			a.among(p.Able, w, free)
 		default:
 			a.plan, a.wait = p, last
-			if p, ok := w.Plan(&c.Ask, w.At, ahead, func(k int) bool {
-				return free(k) && may(k)
-			}); ok {
+			mayNow := func(k int) bool { return free(k) && may(k) }
+			if p, ok := w.Plan(&c.Ask, w.At, ahead, mayNow); ok {
 				a.plan = p
+			}
+			if !last {
+				l.split(x, a, w, mayNow)
 			}
 		}
 		if last {
@@ -219,6 +224,35 @@ func (l *Limiter) lose(a *aim, seen *spread.Whole) {
 	}
 }
 
+// split aims at several shards for equal parts of the count, if the plan is to reserve in several.
+// Any of the candidates will do, so the call need not run again because another transaction holds
+// one of them. The answer may have several rows, which database/sql's sender does not read, or only
+// some of the parts, which must then be given back.
+func (l *Limiter) split(x executor, a *aim, w *spread.Whole, may func(int) bool) {
+	if !a.plan.Ahead || a.c.Within > 0 || x.single || x.stepwise || l.cfg.Portable {
+		return
+	}
+	if e, ok := w.Even(&a.c.Ask, w.At, may); ok {
+		a.from, a.parts, a.level = e.From, e.Parts, e.Least
+	}
+}
+
+// apart replaces a statement that took several parts by one for each of them.
+func (l *Limiter) apart(x executor, a *aim) {
+	var sent []*statement
+	for _, s := range a.sent {
+		if s.parts == 0 {
+			sent = append(sent, s)
+			continue
+		}
+		for _, row := range s.claims() {
+			l.books.Disclaim(row, x.session())
+		}
+		sent = append(sent, s.apart()...)
+	}
+	a.sent = sent
+}
+
 // among aims at one of the shards that were seen to grant the call alone.
 func (a *aim) among(able []int, w *spread.Whole, free func(int) bool) {
 	shares := a.c.Shares(w.Shards)
@@ -252,10 +286,13 @@ func (l *Limiter) send(a *aim) {
 	}
 }
 
-// takeShard takes from the first candidate that no other transaction holds.
+// takeShard takes from the first candidate that no other transaction holds, or from several.
 func (l *Limiter) takeShard(a *aim) *statement {
 	c, k := a.c, len(a.from)
 	row := c.of(a.layout, a.from[0])
+	if a.parts > 0 {
+		row = c.take(a.layout, a.from[0], c.Count/float64(a.parts))
+	}
 	least := max(row.Least(), a.level)
 	if l.cfg.Portable {
 		return l.takeRow(c, &row, least)
@@ -275,6 +312,9 @@ func (l *Limiter) takeShard(a *aim) *statement {
 		args: []any{c.Name, c.Key, rows, shares.Each.Capacity, shares.Each.Rate, c.Period, row.Count,
 			l.now(), c.originTime(), least, c.Pausable(), c.Busy(0), a.wait,
 			a.layout.Row(0), shares.First.Capacity, shares.First.Rate},
+	}
+	if a.parts > 0 {
+		s.sql, s.parts, s.args[12] = l.sql.For(c.Windowed).TakeParts, a.parts, a.parts
 	}
 	if c.Within > 0 {
 		s.sql = l.sql.For(c.Windowed).TakeShardWithin

@@ -266,23 +266,27 @@ func sendBatch(
 	return failed, err
 }
 
-// read reads the answer: one row or none, unless it is about many.
+// read reads the answer: one row or none, unless it is about many, or takes parts.
 func (s *statement) read(rows pgx.Rows) error {
 	defer rows.Close()
 	defer s.tick()
 	s.found = false // the statement may have failed after its answer, and run again
+	s.rows = nil
 	if s.many != nil {
 		return s.many.read(rows, s.looks)
 	}
-	if rows.Next() {
+	for rows.Next() {
 		// Every decision reads a row, and Scan would take longer than everything else here.
 		if !s.decodeFrom(rows.FieldDescriptions(), rows.RawValues()) {
 			if err := rows.Scan(s.dest()...); err != nil {
 				return err
 			}
 		}
-		s.found = true
-		rows.Close()
+		if s.found = true; s.parts == 0 {
+			rows.Close()
+			break
+		}
+		s.rows = append(s.rows, part{s.answer, s.row})
 	}
 	return rows.Err()
 }

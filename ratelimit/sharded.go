@@ -13,7 +13,8 @@ import (
 // The protocol for limits with shards. It is that of protocol.go, after a choice of shards. TAKE
 // goes to one shard that is known to have enough tokens, and that no other transaction is known to
 // hold. If there is none, or TAKE fails, LOOK reads all shards, decides for the limit as a whole,
-// and says where to take.
+// and says where to take. A large reservation is taken from several shards, in equal parts and in
+// one statement if it can be.
 //
 // A take does not wait for a shard that another take or a give-back holds, unless more than half of
 // the shards have enough. So no caller waits for a row that another one may empty. It does wait for
@@ -81,9 +82,11 @@ func (l *Limiter) rateLimitShards(
 		var takes []*statement
 		for i := range aims {
 			l.send(&aims[i])
-			// so that calls made before the answer avoid this shard
+			// so that calls made before the answer avoid these shards
 			for _, s := range aims[i].sent {
-				l.books.Claim(s.c.Row, x.session())
+				for _, row := range s.claims() {
+					l.books.Claim(row, x.session())
+				}
 			}
 			takes = append(takes, aims[i].sent...)
 		}
@@ -92,6 +95,11 @@ func (l *Limiter) rateLimitShards(
 		}
 		sent := time.Now()
 		failed := x.run(ctx, takes)
+		takes = nil
+		for i := range aims {
+			l.apart(x, &aims[i])
+			takes = append(takes, aims[i].sent...)
+		}
 		l.arrive(x, takes, failed)
 		switch {
 		case failed == nil:

@@ -8,6 +8,8 @@ import (
 
 	"github.com/weir-go/weir/internal/limits/algebra"
 	"github.com/weir-go/weir/internal/limits/statements"
+	"github.com/weir-go/weir/internal/limits/where"
+	"github.com/weir-go/weir/shard"
 )
 
 // statement is one statement, with room for the row that it answers with, if any.
@@ -28,6 +30,8 @@ type statement struct {
 	shards []int32 // of TakeShard: the candidates' rows
 	row    int32   // the one of them that was taken from
 	lone   bool    // there is only one candidate
+	parts  int     // of TakeParts: from how many of them it takes
+	rows   []part  // of TakeParts: its answer
 	look   *look   // the columns of LookShards
 
 	here *time.Time // on Citus, of a look: the clock that counts; see citus.go
@@ -41,6 +45,37 @@ type columnsOf struct {
 	delay  pgtype.Int8
 	moved  pgtype.Float8
 	at     time.Time
+}
+
+// part is one row of the answer of TakeParts.
+type part struct {
+	columnsOf
+	row int32
+}
+
+// claims returns the rows from which a take of shards will take, if nobody else holds them.
+func (s *statement) claims() []where.Row {
+	rows := []where.Row{s.c.Row}
+	for k := 1; k < s.parts; k++ {
+		rows = append(rows, where.Row{Place: s.c.Place, Shard: s.shards[k]})
+	}
+	return rows
+}
+
+// apart returns a statement for each shard from which s, of TakeParts, has taken, as if each had
+// been sent by itself. If these are too few, s follows, which has then taken nothing.
+func (s *statement) apart() []*statement {
+	all := make([]*statement, 0, s.parts)
+	for _, p := range s.rows {
+		layout, i := shard.Address(p.row)
+		one, c := *s, s.whole.take(layout, i, s.c.Count)
+		one.c, one.answer, one.row = &c, p.columnsOf, p.row
+		all = append(all, &one)
+	}
+	if s.found = false; len(all) < s.parts {
+		all = append(all, s)
+	}
+	return all
 }
 
 // dest returns where Scan puts the columns of the answer.

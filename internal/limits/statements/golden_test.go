@@ -22,6 +22,7 @@ var purposes = map[string]string{
 	"takeOwn":          "take, of a shard that nobody else is expected to hold: no row if somebody does",
 	"takeShard":        "take, of the first of several shards that no other transaction holds",
 	"takeShardWithin":  "takeWithin, of the first of several shards",
+	"takeParts":        "takes equal parts of a call from several shards that no other transaction holds",
 	"give":             "gives back what is left of a take, as if it had been smaller",
 	"giveShard":        "give, of a shard: takes prefer others until the transaction ends",
 	"pause":            "closes a balance for a while",

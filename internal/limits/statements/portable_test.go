@@ -18,6 +18,7 @@ func TestPortableStatementsKeepToWhatOtherEnginesTake(t *testing.T) {
 	other := map[string]bool{ // that Portable does not send, and why the list would refuse them
 		"bucket.takeOwn": true, "bucket.takeShard": true, "bucket.takeShardWithin": true,
 		"window.takeOwn": true, "window.takeShard": true, "window.takeShardWithin": true,
+		"bucket.takeParts": true, "window.takeParts": true,
 		"bucket.giveShard": true, "window.giveShard": true,
 		"prune": true, "pruneSlots": true, "resetKey": true,
 		"twoPhaseIf": true, "ranges": true, // for Citus

@@ -29,7 +29,7 @@ type Statements struct {
 // ForRule are the statements that differ between buckets and windows.
 type ForRule struct {
 	Take, TakeWithin, TakeOrFail, TakeWithinOrFail string
-	TakeOwn, TakeShard, TakeShardWithin            string
+	TakeOwn, TakeShard, TakeShardWithin, TakeParts string
 	Give, GiveShard, Pause, Resume                 string
 }
 
@@ -64,7 +64,8 @@ func (n names) forRule(k kind) ForRule {
 		TakeOrFail: n.take(r, orFail(atOnce)), TakeWithinOrFail: n.take(r, orFail(within)),
 		TakeOwn:   n.takeOwn(k),
 		TakeShard: n.takeShard(k, atOnce), TakeShardWithin: n.takeShard(k, ofShards),
-		Give: n.give(k), GiveShard: n.giveShard(k), Pause: n.pause(k), Resume: n.resume(k),
+		TakeParts: n.takeParts(k),
+		Give:      n.give(k), GiveShard: n.giveShard(k), Pause: n.pause(k), Resume: n.resume(k),
 	}
 }
 

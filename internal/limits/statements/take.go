@@ -93,11 +93,31 @@ WHERE ($13::integer IS NULL OR `+n.tryLock(`$13`)+`)
 // $14 the row of the first shard, which has the capacity $15 and the rate $16; $4 and $5 are those
 // of the others $17 the credit of inTime
 func (n names) takeShard(k kind, may condition) string {
-	return n.takeFrom(`SELECT $1::text, $2::text, c.shard, '-Infinity'::float8, `+clock+`,
-	CASE WHEN c.shard = $14::integer THEN $15::float8 ELSE $4::float8 END,
-	CASE WHEN c.shard = $14 THEN $16::float8 ELSE $5::float8 END, $6::bigint, $9::timestamptz
-FROM ((SELECT u.shard FROM pg_catalog.unnest($3::integer[]) AS u (shard)
-	WHERE `+n.tryLock(`pg_catalog.int4xor($12::integer, u.shard)`)+`)
+	return n.takeFrom(ofCandidate+`
+FROM ((`+n.free()+`)
 	UNION ALL (SELECT ($3::integer[])[1] WHERE $13::boolean)
 	LIMIT 1) c`, ofShard(k), may) + `, b.shard`
 }
+
+// takeParts is takeShard for $13 shards in place of one: it takes $7 tokens from each, and answers
+// with a row for each that grants. If others hold too many of the candidates it takes nothing, and
+// keeps the locks that it has. It never waits for those.
+//
+// It locks the rows in their order.
+func (n names) takeParts(k kind) string {
+	return n.takeFrom(`WITH c AS (`+n.free()+`
+	LIMIT $13::bigint)
+`+ofCandidate+`
+FROM c WHERE (SELECT count(*) FROM c) = $13 ORDER BY c.shard`, ofShard(k), atOnce) + `, b.shard`
+}
+
+// free are the candidates that no other transaction holds. Each is locked when it is read.
+func (n names) free() string {
+	return `SELECT u.shard FROM pg_catalog.unnest($3::integer[]) AS u (shard)
+	WHERE ` + n.tryLock(`pg_catalog.int4xor($12::integer, u.shard)`)
+}
+
+// ofCandidate is the row of candidate c.
+const ofCandidate = `SELECT $1::text, $2::text, c.shard, '-Infinity'::float8, ` + clock + `,
+	CASE WHEN c.shard = $14::integer THEN $15::float8 ELSE $4::float8 END,
+	CASE WHEN c.shard = $14 THEN $16::float8 ELSE $5::float8 END, $6::bigint, $9::timestamptz`

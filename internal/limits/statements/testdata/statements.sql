@@ -105,6 +105,24 @@ WHERE least($4::float8, b.value + $5::float8 * greatest(0, round(date_part('epoc
 	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
+-- bucket.takeParts: takes equal parts of a call from several shards that no other transaction holds
+INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
+WITH c AS (SELECT u.shard FROM pg_catalog.unnest($3::integer[]) AS u (shard)
+	WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor(pg_catalog.int4xor($12::integer, u.shard), pg_catalog.hashoid('"public".weir_balance'::regclass::oid)))
+	LIMIT $13::bigint)
+SELECT $1::text, $2::text, c.shard, '-Infinity'::float8, coalesce($8::timestamptz, clock_timestamp()),
+	CASE WHEN c.shard = $14::integer THEN $15::float8 ELSE $4::float8 END,
+	CASE WHEN c.shard = $14 THEN $16::float8 ELSE $5::float8 END, $6::bigint, $9::timestamptz
+FROM c WHERE (SELECT count(*) FROM c) = $13 ORDER BY c.shard
+ON CONFLICT (name, key, shard) DO UPDATE SET
+	value = least(excluded.capacity, b.value + excluded.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8,
+	ts = greatest(b.ts, excluded.ts),
+	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
+	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
+WHERE least(excluded.capacity, b.value + excluded.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / $6::float8) - $7::float8 >= $10::float8
+	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
+RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved, b.shard;
+
 -- bucket.takeShard: take, of the first of several shards that no other transaction holds
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 SELECT $1::text, $2::text, c.shard, '-Infinity'::float8, coalesce($8::timestamptz, clock_timestamp()),
@@ -805,6 +823,28 @@ WHERE least($4::float8, b.value + $5::float8 * greatest(0,
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8 >= $10::float8
 	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
+
+-- window.takeParts: takes equal parts of a call from several shards that no other transaction holds
+INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
+WITH c AS (SELECT u.shard FROM pg_catalog.unnest($3::integer[]) AS u (shard)
+	WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor(pg_catalog.int4xor($12::integer, u.shard), pg_catalog.hashoid('"public".weir_balance'::regclass::oid)))
+	LIMIT $13::bigint)
+SELECT $1::text, $2::text, c.shard, '-Infinity'::float8, coalesce($8::timestamptz, clock_timestamp()),
+	CASE WHEN c.shard = $14::integer THEN $15::float8 ELSE $4::float8 END,
+	CASE WHEN c.shard = $14 THEN $16::float8 ELSE $5::float8 END, $6::bigint, $9::timestamptz
+FROM c WHERE (SELECT count(*) FROM c) = $13 ORDER BY c.shard
+ON CONFLICT (name, key, shard) DO UPDATE SET
+	value = least(excluded.capacity, b.value + excluded.rate * greatest(0,
+		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8,
+	ts = greatest(b.ts, excluded.ts),
+	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
+	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
+WHERE least(excluded.capacity, b.value + excluded.rate * greatest(0,
+		floor(round(date_part('epoch', excluded.ts - $9::timestamptz) * 1e6::float8) / $6::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - $9::timestamptz) * 1e6::float8) / $6::float8))) - $7::float8 >= $10::float8
+	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
+RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved, b.shard;
 
 -- window.takeShard: take, of the first of several shards that no other transaction holds
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
