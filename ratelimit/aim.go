@@ -237,20 +237,25 @@ func (l *Limiter) split(x executor, a *aim, w *spread.Whole, may func(int) bool)
 	}
 }
 
-// apart replaces a statement that took several parts by one for each of them.
-func (l *Limiter) apart(x executor, a *aim) {
-	var sent []*statement
-	for _, s := range a.sent {
-		if s.parts == 0 {
-			sent = append(sent, s)
-			continue
+// apart replaces statements that took several parts by one for each part, and returns them all.
+func (l *Limiter) apart(x executor, aims []aim) (all []*statement) {
+	for i := range aims {
+		a := &aims[i]
+		sent := a.sent
+		a.sent = nil
+		for _, s := range sent {
+			if s.parts == 0 {
+				a.sent = append(a.sent, s)
+				continue
+			}
+			for row := range s.claims {
+				l.books.Disclaim(row, x.session())
+			}
+			a.sent = append(a.sent, s.apart()...)
 		}
-		for _, row := range s.claims() {
-			l.books.Disclaim(row, x.session())
-		}
-		sent = append(sent, s.apart()...)
+		all = append(all, a.sent...)
 	}
-	a.sent = sent
+	return all
 }
 
 // among aims at one of the shards that were seen to grant the call alone.

@@ -84,7 +84,7 @@ func (l *Limiter) rateLimitShards(
 			l.send(&aims[i])
 			// so that calls made before the answer avoid these shards
 			for _, s := range aims[i].sent {
-				for _, row := range s.claims() {
+				for row := range s.claims {
 					l.books.Claim(row, x.session())
 				}
 			}
@@ -95,10 +95,8 @@ func (l *Limiter) rateLimitShards(
 		}
 		sent := time.Now()
 		failed := x.run(ctx, takes)
-		takes = nil
-		for i := range aims {
-			l.apart(x, &aims[i])
-			takes = append(takes, aims[i].sent...)
+		if slices.ContainsFunc(takes, func(s *statement) bool { return s.parts > 0 }) {
+			takes = l.apart(x, aims)
 		}
 		l.arrive(x, takes, failed)
 		switch {

@@ -53,13 +53,12 @@ type part struct {
 	row int32
 }
 
-// claims returns the rows from which a take of shards will take, if nobody else holds them.
-func (s *statement) claims() []where.Row {
-	rows := []where.Row{s.c.Row}
-	for k := 1; k < s.parts; k++ {
-		rows = append(rows, where.Row{Place: s.c.Place, Shard: s.shards[k]})
+// claims goes over the rows from which a take of shards will take, if nobody else holds them.
+func (s *statement) claims(yield func(where.Row) bool) {
+	r := s.c.Row
+	for k := 1; yield(r) && k < s.parts; k++ {
+		r.Shard = s.shards[k]
 	}
-	return rows
 }
 
 // apart returns a statement for each shard from which s, of TakeParts, has taken, as if each had
