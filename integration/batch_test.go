@@ -140,6 +140,26 @@ func TestWhatABatchTookGoesBackLikeWhatOneCallTook(t *testing.T) {
 	})
 }
 
+// What is given back together, after the number of shards has changed, goes to shards that have room
+// for it, although the one with the fewest tokens has not enough.
+func TestWhatIsGivenBackTogetherGoesToShardsWithRoom(t *testing.T) {
+	t.Parallel()
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	limit := ratelimit.MustDefine("room", ratelimit.TokenBucket{Rate: 40, Period: rig.Never}).For("k")
+	var taken []ratelimit.Result
+	for range 20 {
+		taken = append(taken, takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), limit))))
+	}
+	reshard(t, pool, nil, 4, limit)
+	takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), limit.Count(5)))) // all that a shard has
+	tx := rig.Begin(t, pool, pgx.ReadCommitted)
+	if err := l.GiveBackMany(t.Context(), tx, taken); err != nil {
+		t.Fatal(err)
+	}
+	rig.Commit(t, tx)
+	wantLeft(t, l.Autocommit(pool), limit, 35)
+}
+
 // Who takes on credit waits for the calls before it, and not for its own tokens: also if all of a
 // batch come from one shard.
 func TestABatchOnCreditWaitsForNothingOfItsOwn(t *testing.T) {

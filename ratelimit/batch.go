@@ -54,8 +54,7 @@ func (l *Limiter) RateLimitMany(
 }
 
 // GiveBackMany is [Limiter.GiveBack] for several Results, of [Limiter.RateLimitMany] say, in one
-// round trip. Limits with [Shards] cost some more: for each of their keys, or under a fixed window
-// for each run of calls that followed each other.
+// round trip. If a limit's number of shards has changed since, it takes two more.
 func (l *Limiter) GiveBackMany(ctx context.Context, tx pgx.Tx, results []Result) error {
 	w := l.in(tx)
 	if w.err != nil {

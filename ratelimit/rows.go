@@ -227,17 +227,30 @@ func (l *Limiter) onRows(
 	return nil, errMoving
 }
 
-// followed returns the rows that have the tokens of closed rows now. If the limit was pruned
-// because it was full, that is its row without shards.
+// followed returns the rows that have the tokens of closed rows now, which are sorted. If the limit
+// was pruned because it was full, that is its row without shards.
 func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call, error) {
-	seen, err := l.see(ctx, x, left)
+	limits := slices.CompactFunc(slices.Clone(left),
+		func(a, b call) bool { return a.Place == b.Place })
+	seen, err := l.see(ctx, x, limits)
 	if err != nil {
 		return nil, err
 	}
 	var rows []call
-	for i, w := range seen {
-		if from, _ := shard.Address(left[i].Shard); w.Layout != from {
-			rows = append(rows, left[i].back(w)...)
+	i := 0
+	for k := range left {
+		c := &left[k]
+		if c.Place != limits[i].Place {
+			i++
+		}
+		w := seen[i]
+		if from, _ := shard.Address(c.Shard); w.Layout == from {
+			continue
+		}
+		for _, r := range c.back(w) {
+			_, to := shard.Address(r.Shard)
+			w.Rows[to].Value += r.Count - r.used // what comes next finds it fuller
+			rows = append(rows, r)
 		}
 	}
 	return rows, nil

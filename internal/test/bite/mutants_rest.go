@@ -85,6 +85,8 @@ var ofTheRest = []mutant{
 		"own.Owed -= after[k]", "_ = after[k]", "ManyJobsHaveThePlaces", jobs, true},
 	{"batch: each takes from all the shards", "ratelimit/batch.go",
 		"own.parts, rest = allot(rest, own.Count)", "own.parts, _ = allot(slices.Clone(rest), own.Count)", "ManyJobsOfALimitWithShards|WhatABatchTook", []string{"./scheduler", "./integration"}, true},
+	{"shards: all that comes back goes to one", "ratelimit/rows.go",
+		"w.Rows[to].Value += r.Count - r.used", "_ = to", "GoesToShardsWithRoom", whole, true},
 	{"batch: the decision over all can be given back", "ratelimit/batch.go",
 		"		outcomes[i].call = nil\n", "		_ = i\n", "EachOfManyJobs", jobs, true},
 	{"batch: on credit nobody waits for those before", "internal/limits/algebra/ask.go",
