@@ -134,6 +134,7 @@ func TestALargeReservationTakesPartsThatNobodyHolds(t *testing.T) {
 // from the others either, and takes its parts elsewhere.
 func TestALargeReservationTakesAllPartsOrNone(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "on a cluster parts are taken as they are planned")
 	for name, take := range map[string]func(p *parted) error{
 		"InTx": func(p *parted) error { return p.take(t, 60, nil) },
 		"a transaction of the caller's own": func(p *parted) error {
