@@ -40,7 +40,8 @@ func short(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, level pgx.TxI
 	rig.Take(t, other, r.Count(9-n))
 }
 
-// Whoever holds the row: if what is committed there is too little, nobody waits to be told so.
+// If the committed balance is too low for a call, the call is denied at once, even while another
+// transaction holds the row.
 func TestACallerIsDeniedBeforeItQueuesForNothing(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "callers queue on one server only")

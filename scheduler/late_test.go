@@ -187,8 +187,8 @@ func TestWhatABackedUpQueueHasMadeLateIsPacedAnew(t *testing.T) {
 	}))
 	f.insertTogether(t, jobs, 7, limit.For("k").OrReserve())
 	starts := j.await(t, 7)
-	// Once the worker was free, one token was there, and five came after it, in 2.5 s. That is told by
-	// the places, as the start of the first one may be held up.
+	// When the worker became free there was one token, and five more came within 2.5 s. The test
+	// compares the jobs' places in line, because the first one may start late.
 	free := starts[0].at.Add(6900 * time.Millisecond)
 	for _, s := range starts[1:] {
 		if s.place().Before(free) || s.at.Before(s.place()) {

@@ -39,7 +39,8 @@ func pacedReserveOfProcesses(b *testing.B, level pgx.TxIsoLevel, count func() fl
 	})
 }
 
-// paced has callers come as fast as the line repays, and reports what they are told.
+// paced makes callers reserve at the rate of the limit, so that the line keeps its length. It reports
+// when they are told to run.
 func (r *reservations) paced(
 	b *testing.B, pool *pgxpool.Pool, count func() float64,
 	do func(ctx context.Context, worker int, n float64) error,

@@ -85,8 +85,8 @@ func TestAPoolOfOneConnectionUnderFaults(t *testing.T) {
 		}})
 }
 
-// With little time to wait, callers of a row that somebody holds are told so, and no more. On a
-// slow machine other statements have to end in that time.
+// Callers whose timeout is short get its error while another transaction holds their row, and nothing
+// else happens to them. On a slow machine other statements have to end in that time, too.
 func TestTimeoutsFire(t *testing.T) {
 	t.Parallel()
 	for name, hit := range map[string]class{"lock_timeout": locked, "statement_timeout": canceled} {

@@ -58,7 +58,7 @@ func TestTheAuditFindsBrokenApplications(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			found, rounds := 0, 0
 			var violations []string
-			for ; found == 0 && rounds < 20; rounds++ { // whom a fault hits is luck
+			for ; found == 0 && rounds < 20; rounds++ { // a fault hits callers at random
 				f.callers = newCallers()
 				prefix := fmt.Sprint(c.name, rounds)
 				f.load = &load{app: broken{c.app, c.mistake},

@@ -122,7 +122,7 @@ func TestTheAuditFindsBrokenWorkers(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			found, rounds := 0, 0
 			var f *finding
-			for ; found == 0 && rounds < 20; rounds++ { // whom a fault hits is luck
+			for ; found == 0 && rounds < 20; rounds++ { // a fault hits callers at random
 				s.hire(t, c.crew...)
 				stop := s.reserve(t)
 				s.callers.await(t, granted, 50)

@@ -101,7 +101,7 @@ func TestTheAuditFindsWorkersThatDoNotSettleAsTheyShould(t *testing.T) {
 			o := newOffice(t, c.kind)
 			found := 0
 			var v *verdict
-			for ; found == 0 && o.rounds < 20; o.clear(t) { // whom a fault hits is luck
+			for ; found == 0 && o.rounds < 20; o.clear(t) { // a fault hits callers at random
 				o.hire(t, o.kind, o.kind)
 				stop := o.ask(t)
 				o.callers.await(t, granted, 20)

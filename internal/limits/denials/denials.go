@@ -37,8 +37,8 @@ type denial struct {
 // the database usually takes to answer.
 const trip = 10 * time.Millisecond
 
-// lately is how long a row counts as short of tokens after a denial is over. It is longer than callers
-// of a busy row usually stay away.
+// lately is how long a row counts as short of tokens after a denial is over. It is longer than
+// callers of a busy row usually stay away.
 const lately = time.Second
 
 // mostDenials bounds the memory, to some megabytes with long keys.
@@ -71,9 +71,9 @@ func (d *Denials) Watch() (watched uint64) {
 	return d.changes + 1
 }
 
-// Note remembers a denial, or that the row's denial is over because it grants again. If this process
-// has made tokens available since Watch, the denial may have been read before that: then Note does
-// not keep it as an answer.
+// Note remembers a denial, or that the row's denial is over because it grants again. If this
+// process has made tokens available since Watch, the denial may have been read before that: then
+// Note does not keep it as an answer.
 func (d *Denials) Note(row *where.Row, a *algebra.Ask, v *algebra.Verdict, watched uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
