@@ -273,7 +273,11 @@ func TestAJobThatIsRetriedByHandGoesOnWaitingForItsSlot(t *testing.T) {
 	if _, err := client.JobRetry(t.Context(), job.ID); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is put back", func() bool { return woken(t, c.job(t, job.ID)) == 2 })
+	// By its own attempt, or by the first one, which has all due jobs of the key wait.
+	eventually(t, "it is put back", func() bool {
+		job := c.job(t, job.ID)
+		return job.State == rivertype.JobStateScheduled && job.ScheduledAt.Year() >= 2199
+	})
 	open()
 	c.worked(2)
 	if c.most != 1 {
