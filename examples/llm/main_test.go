@@ -114,10 +114,11 @@ func balances(t *testing.T) bool {
 	return true
 }
 
-// The limit is used up by what calls use in the end, though more than that is reserved, and the API
-// is never asked for more: it has nothing to refuse. With River's own timing what is given back
-// helps nobody who waits.
-func TestTheBudgetIsUsedUpAndNeverExceeded(t *testing.T) {
+// What calls have reserved and not used goes to those who wait: they start earlier than planned. The
+// API is never asked for more than its limit: it has nothing to refuse. With River's own timing what
+// is given back helps nobody who waits. How much of the budget is used depends on the machine: the
+// demo prints it.
+func TestWhatIsNotUsedGoesToThoseWhoWait(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		plain  bool
@@ -125,34 +126,18 @@ func TestTheBudgetIsUsedUpAndNeverExceeded(t *testing.T) {
 	}{"OnTime": {false, 1}, "FromShards": {false, 4}, "RiverAlone": {true, 1}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			// What is given back comes to those who wait within a second or two. A machine with
-			// much other work may take longer, and then they have less of it: not each of three
-			// times.
-			for round := 1; ; round++ {
-				share, ok := used(t, tc.plain, tc.shards)
-				// River alone uses about half. With shards, those who wait have what comes back to
-				// their own one, and the lines do not end together: how much is used then depends
-				// on the machine, and only that jobs start earlier is judged.
-				if !ok || share >= 0.55 || tc.shards > 1 {
-					return
-				}
-				if round == 3 {
-					t.Fatalf("%v of the budget was used while jobs waited", share)
-				}
-			}
+			startEarlier(t, tc.plain, tc.shards)
 		})
 	}
 }
 
-// used runs the demo, and returns the share of the budget that was used while jobs waited, and
-// whether that is to be judged.
-func used(t *testing.T, plain bool, shards int) (share float64, ok bool) {
+func startEarlier(t *testing.T, plain bool, shards int) {
 	t.Helper()
 	s := demo(t)
 	o := options{shards: shards, requests: 150,
 		budget: budget{minute: 2 * time.Second, tokens: 8000, requests: 200}, plain: plain}
 	api := standIn(t, o.budget)
-	s.reserve(t, o, 15) // two seconds, for the messages to come in: who is not there does not use the budget
+	s.reserve(t, o, 15) // two seconds, for the messages to come in
 	stalled := s.stalls(t)
 	_, err := s.run(t, o, api.BaseURL(), api.Log)
 	stall := stalled()
@@ -161,10 +146,10 @@ func used(t *testing.T, plain bool, shards int) (share float64, ok bool) {
 	}
 	b := s.balance(t, o)
 	if plain {
-		if b.share > 0.6 { // about half is reserved and not used
-			t.Errorf("River alone used %v of the budget: the test shows nothing", b.share)
+		if b.earlier > 0 {
+			t.Errorf("by River alone jobs started %v earlier than planned: the test shows nothing", b.earlier)
 		}
-		return b.share, false
+		return
 	}
 	if b.share > 1 || api.Log.Peak() > 1 {
 		t.Errorf("%v of the budget was used, and %v of the API's limit in its fullest window", b.share, api.Log.Peak())
@@ -184,7 +169,6 @@ func used(t *testing.T, plain bool, shards int) (share float64, ok bool) {
 	if b.earlier <= 0 || shards > 1 && b.earlier < time.Second { // by River alone they start later
 		t.Errorf("jobs started %v earlier than planned", b.earlier)
 	}
-	return b.share, true
 }
 
 // A call that fails without an answer keeps what it has reserved, and the next attempt pays anew.
