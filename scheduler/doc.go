@@ -130,8 +130,9 @@
 // pays again, once. Its tokens were for the time at which it was due, and many late jobs that start
 // together would exceed the limit. Late jobs pay ahead of all waiting jobs; those that reach
 // workers together pay in their own order. So after an outage jobs start at the limit's rate. A job
-// that has paid may be put off again by late jobs that pay after it, about once for each other
-// client: two row versions. Jobs that a fair line has granted do not pay again for being late.
+// that has paid may be put off again by late jobs that pay after it: about once for each other
+// client, or once if other workers of its own client are slow. Each time costs two row versions.
+// Jobs that a fair line has granted do not pay again for being late.
 //
 // The process that looks at waiting jobs applies the rule that it has defined for their limit, from
 // one second after the definition. If a process defines a name again, the newest definition counts.
