@@ -61,3 +61,29 @@ func TestEightHundredJobsAreAvailableAheadOfTime(t *testing.T) {
 			"%d available and not due at a time, of %d", idle, disorder, most, jobs)
 	}
 }
+
+// A process that inserts makes the next 800 of its jobs available ahead of time, over all of its
+// inserts, and leaves the others to the rounds.
+func TestAnInserterMakesEightHundredJobsAvailableAheadOfTime(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("inserterAhead",
+		ratelimit.TokenBucket{Rate: 1000, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+	untilInTime(t, func(t *testing.T) bool {
+		l := newLateness(t) // where nobody works, leads or does rounds
+		jobs, _ := l.inserter(true)
+		k := limit.For("k").OrReserve()
+		if _, err := l.limiter.Autocommit(l.pool).RateLimit(t.Context(), k.Count(20_000)); err != nil {
+			t.Fatal(err)
+		}
+		all := l.insertTogether(t, jobs, 1000, k) // due from in 20 s on
+		l.insertTogether(t, jobs, 10, k)
+		n := l.count(t, `state = 'available'`)
+		if !l.now(t).Before(all[0].RunAt) {
+			return false
+		}
+		if n != 800 {
+			t.Errorf("%d jobs are available ahead of time, want 800", n)
+		}
+		return true
+	})
+}

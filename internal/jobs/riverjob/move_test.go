@@ -125,12 +125,12 @@ func (s *sent) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, er
 }
 
 // A move waits for no row that somebody else has locked: that job stays where it is, and the others
-// are moved, a thousand in a statement.
+// are moved, a thousand in a statement. If they are due soon, 800 are available ahead of time.
 func TestAMoveWaitsForNobody(t *testing.T) {
 	t.Parallel()
 	pool, client, limiter := withRiver(t)
 	now := time.Now().UTC().Truncate(time.Microsecond)
-	was, due := now.Add(time.Hour), now.Add(time.Minute)
+	was, due := now.Add(time.Hour), now.Add(20*time.Second)
 	many := make([]river.InsertManyParams, 1001)
 	for i := range many {
 		many[i] = river.InsertManyParams{Args: movedArgs{}, InsertOpts: &river.InsertOpts{ScheduledAt: was}}
@@ -167,11 +167,15 @@ func TestAMoveWaitsForNobody(t *testing.T) {
 	if !slices.Equal(s.jobs, []int{1000, 1}) {
 		t.Errorf("statements moved %v jobs, want 1000 and 1", s.jobs)
 	}
-	var moved, left int
+	var moved, available, left int
 	if err := pool.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE scheduled_at = $1),
+		count(*) FILTER (WHERE state = 'available'),
 		count(*) FILTER (WHERE scheduled_at = $2 AND id = $3) FROM river_job`, due, at, locked).
-		Scan(&moved, &left); err != nil {
+		Scan(&moved, &available, &left); err != nil {
 		t.Fatal(err)
+	}
+	if available != riverjob.MostAvailable-1 { // the locked one would be the first of them
+		t.Errorf("%d jobs are available ahead of time", available)
 	}
 	if moved != len(many)-1 || left != 1 {
 		t.Errorf("%d jobs were moved, and the locked one is where it was: %v", moved, left == 1)
