@@ -117,13 +117,11 @@ func TestOneClientAtATimeDoesTheRounds(t *testing.T) {
 			holder, others = r, append(append([]*rounder(nil), all[:i]...), all[i+1:]...)
 		}
 	}
-	stop(t, holder.client)
+	stop(t, holder.client) // though a round of its own may be under way, and find what has gone
 	before := turnsOf(others)
+	eventually(t, "another client does the rounds", func() bool { return turnsOf(others) > before })
 	f.cancel(t, jobs, heads[1])
 	started := j.await(t, n)
-	if turnsOf(others) == before {
-		t.Error("the jobs have started, and no other client has done a round")
-	}
 	seen := map[int64]bool{}
 	for _, s := range started {
 		if seen[s.id] || s.attempt != 1 {
@@ -145,7 +143,8 @@ func TestOneClientAtATimeDoesTheRounds(t *testing.T) {
 		walks += r.walks.Load()
 		lost += r.lost.Load()
 	}
-	if turns := turnsOf(all); walks == 0 || walks > turns+lost {
+	// Each client may have read in a round under way whose turn is not counted yet.
+	if turns := turnsOf(all); walks == 0 || walks > turns+lost+int64(len(all)) {
 		t.Errorf("the jobs that wait were read %d times in %d rounds, besides %d whose turn was lost", walks, turns, lost)
 	}
 }
