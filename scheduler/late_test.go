@@ -124,6 +124,7 @@ func TestMoreThanAThousandThatAreLateArePacedAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.Sleep(time.Duration((n/rate + 3.5) * float64(time.Second))) // the outage
+	began := f.now(t)
 	for range 2 {
 		j.client(t, sched, func(cfg *river.Config) {
 			cfg.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 20}}
@@ -135,6 +136,10 @@ func TestMoreThanAThousandThatAreLateArePacedAnew(t *testing.T) {
 	for _, s := range starts {
 		if s.at.Before(first) {
 			first = s.at
+		}
+		// A busy machine starts the first ones later than their new tokens came.
+		if at := s.place(); at.After(began) && at.Before(first) {
+			first = at
 		}
 		if s.at.After(last) {
 			last = s.at
