@@ -100,13 +100,17 @@ func TestTheRoundLeavesWhatIsLateWhereItIs(t *testing.T) {
 	}
 }
 
-// roundHasPassed waits until a round has made a job available, earlier than River's leader would.
+// roundHasPassed waits until a round has made a job available, earlier than River's leader would,
+// which does so five seconds ahead. If the round comes that late, it waits for another one.
 func (f *fixture) roundHasPassed(t testing.TB) {
 	t.Helper()
-	job := f.reserveOn(t, 1000, nil, wait.For(time.Now().String()).Count(1000+20_000))
-	eventually(t, "a round makes the job available", func() bool {
-		return f.job(t, job.ID).State == rivertype.JobStateAvailable
-	})
+	for ahead := time.Duration(0); ahead < 6*time.Second; {
+		job := f.reserveOn(t, 1000, nil, wait.For(time.Now().String()).Count(1000+20_000))
+		eventually(t, "a round makes the job available", func() bool {
+			return f.job(t, job.ID).State != rivertype.JobStateScheduled
+		})
+		ahead = job.ScheduledAt.Sub(f.now(t))
+	}
 }
 
 // A worker that puts its job back for an hour has tokens for it; no round brings it forward.
@@ -120,8 +124,14 @@ func TestASnoozeOutlivesTheRounds(t *testing.T) {
 	at := f.job(t, id).ScheduledAt
 	f.roundHasPassed(t)
 	f.roundHasPassed(t)
-	if job := f.job(t, id); !job.ScheduledAt.Equal(at) || len(j.await(t, 1)) != 1 {
-		t.Errorf("it was put back until %v, and then was due at %v", at, job.ScheduledAt)
+	starts := 0
+	for _, s := range j.await(t, 1) {
+		if s.id == id { // and none of those that show a round
+			starts++
+		}
+	}
+	if job := f.job(t, id); !job.ScheduledAt.Equal(at) || starts != 1 {
+		t.Errorf("it was put back until %v, and then was due at %v, after %d starts", at, job.ScheduledAt, starts)
 	}
 }
 
