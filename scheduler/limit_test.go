@@ -67,14 +67,14 @@ func TestALimitedWorkerKeepsItsLimit(t *testing.T) {
 			for _, s := range starts {
 				f.ended(t, s.id)
 			}
-			again := f.paidAnew(t) // ahead of those that wait, who keep their places
+			anew := len(f.paidAnew(t)) > 0 // ahead of those that wait, which are put back once more
 			var places []time.Time
 			for _, s := range starts {
 				more := woken(t, f.job(t, s.id))
-				if more > 1 && !again[s.id] && !noTokens.hasHeard() || s.attempt != 1 {
+				if more > 1 && !anew && !noTokens.hasHeard() || s.attempt != 1 {
 					t.Errorf("job %d was put back %d times, and started at attempt %d", s.n, more, s.attempt)
 				}
-				if len(again) == 0 {
+				if !anew { // by what was taken first, those that wait keep their places
 					places = append(places, s.place())
 				}
 				if s.takes[0].Ahead() && s.at.Before(s.place()) {
