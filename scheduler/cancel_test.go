@@ -282,8 +282,18 @@ func TestAJobCancelledBeforeItsSecondAttemptKeepsWhatItTook(t *testing.T) {
 	jobs := sched.Jobs(j.client(t, sched, func(c *river.Config) {
 		c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}}
 	}))
-	id := f.insertBy(t, jobs, sendArgs{payer(scheduler.PerJob)}, budget.For("k").Count(100)).Job.Job.ID
-	f.insertBy(t, jobs, sendArgs{1}, wait.For("k")) // occupies the worker as soon as it is free
+	var id int64
+	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error {
+		in, err := jobs.InsertTx(ctx, tx, sendArgs{payer(scheduler.PerJob)}, nil, budget.For("k").Count(100))
+		if err != nil {
+			return err
+		}
+		id = in.Job.Job.ID
+		// This one occupies the worker as soon as it is free: inserted later, on a busy machine it
+		// would come when the other one has used up its attempts.
+		_, err = jobs.InsertTx(ctx, tx, sendArgs{1}, nil, wait.For("k"))
+		return err
+	})
 	j.await(t, 2)
 	eventually(t, "it waits for its second attempt", func() bool {
 		s := f.job(t, id).State
