@@ -225,6 +225,44 @@ func (f *fixture) seen(t testing.TB) {
 	})
 }
 
+// longestGap watches the rounds of the one client that is running, from now on. What it returns says
+// how long there was none.
+func (f *fixture) longestGap(t testing.TB) func() time.Duration {
+	t.Helper()
+	var mu sync.Mutex
+	last, longest := f.now(t), time.Duration(0)
+	look := func(ctx context.Context) {
+		const sql = `SELECT clock_timestamp(), max(until) - interval '3 s' FROM weir_slot
+			WHERE name = 'weir scheduler'`
+		mu.Lock()
+		defer mu.Unlock()
+		var now time.Time
+		var round *time.Time
+		if err := f.pool.QueryRow(ctx, sql).Scan(&now, &round); err != nil {
+			return // the test has ended
+		}
+		longest = max(longest, now.Sub(last))
+		if round != nil && round.After(last) {
+			longest, last = max(longest, round.Sub(last)), *round
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ; ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+			look(ctx)
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+	return func() time.Duration {
+		look(ctx)
+		mu.Lock()
+		defer mu.Unlock()
+		return longest
+	}
+}
+
 func (f *fixture) inTx(t testing.TB, fn func(ctx context.Context, tx pgx.Tx) error) {
 	t.Helper()
 	if err := f.limiter.InTx(t.Context(), f.pool, fn); err != nil {

@@ -80,6 +80,11 @@ func TestAWorkerSettlesWhatItsJobHasUsed(t *testing.T) {
 // and never so that more is under way and used than the limit lets flow in.
 func TestWhatIsGivenBackBringsThoseForwardWhoWait(t *testing.T) {
 	t.Parallel()
+	untilInTime(t, bringsThoseForwardWhoWait)
+}
+
+func bringsThoseForwardWhoWait(t *testing.T) (inTime bool) {
+	t.Helper()
 	f, sched, j := exact(t)
 	const n, reserved, used, rate, capacity = 60, 10.0, 4.0, 40.0, 20.0
 	limit := ratelimit.MustDefine("forward", ratelimit.TokenBucket{Rate: rate, Period: time.Second,
@@ -109,7 +114,12 @@ func TestWhatIsGivenBackBringsThoseForwardWhoWait(t *testing.T) {
 		}
 		return nil
 	})
+	gap := f.longestGap(t)
 	starts := j.await(t, n)
+	if d := gap(); d > time.Second && !pgtest.Citus() { // they come four times a second while jobs end
+		t.Logf("there was no round for %v: it brought forward at once what belonged between", d)
+		return false
+	}
 	last := starts[len(starts)-1].at.Sub(began)
 	late := time.Duration(0) // by which a busy machine started one after its time
 	for _, s := range starts {
@@ -151,6 +161,7 @@ func TestWhatIsGivenBackBringsThoseForwardWhoWait(t *testing.T) {
 	if left := f.left(t, limit.For("k")); left < 0 {
 		t.Errorf("%v left", left)
 	}
+	return true
 }
 
 // The estimate is no part of what makes a job unique.
