@@ -76,6 +76,22 @@ func states(of []version) string {
 	return strings.Join(all, ", ")
 }
 
+func (v version) putOff() bool {
+	return v.states == "running available" || v.states == "running scheduled"
+}
+
+// forward is how often rounds have brought a job forward that a worker had put off for too long: if
+// that stalls before River adds the duration to its clock, the job's time is later by as much.
+func forward(of []version) (n int) {
+	putOff := false
+	for _, v := range of {
+		if putOff = putOff || v.putOff(); putOff && !v.putOff() && v.to.Before(v.from) {
+			n++
+		}
+	}
+	return n
+}
+
 // A job is fetched and completed. With its tokens at hand it costs nothing else, and neither does a
 // reservation that is kept.
 func TestAJobThatNeedNotWaitCostsNoMoreRowVersions(t *testing.T) {
@@ -146,7 +162,7 @@ func TestALateJobCostsTwoRowVersionsMore(t *testing.T) {
 			f.completed(t, n)
 			most := 0
 			for id, of := range f.versions(t) {
-				more := len(of) - 2 // it is fetched and completed
+				more := len(of) - 2 - forward(of) // it is fetched and completed
 				most = max(most, more)
 				if putOffs := woken(t, f.job(t, id)); more > 2*clients || putOffs > clients {
 					t.Errorf("job %d was put off %d times: %s", id, putOffs, states(of))
@@ -217,8 +233,8 @@ func TestTheRowOfAJobIsAsThePackagePageSays(t *testing.T) {
 		far.ID:    `^scheduled available, available running, running completed$`,
 		near.ID:   `^available running, running completed$`,
 		cancelled: `^available cancelled, cancelled cancelled$`,
-		granted: `^(available running, running (available|scheduled, scheduled available), )*` +
-			`available running, running completed$`,
+		granted: `^(available running, running (available|scheduled), ` + // and a round may bring it forward
+			`((available|scheduled) available, )*)*available running, running completed$`,
 	}
 	for id, of := range f.versions(t) {
 		if late[id] {
@@ -227,11 +243,17 @@ func TestTheRowOfAJobIsAsThePackagePageSays(t *testing.T) {
 		if got := states(of); !regexp.MustCompile(want[id]).MatchString(got) {
 			t.Errorf("job %d was %s", id, got)
 		}
+		moved := 0
 		for _, v := range of {
-			putOff := v.states == "running available" || v.states == "running scheduled"
-			if v.queue != river.QueueDefault || v.moved() && !putOff {
+			if v.moved() && !v.putOff() {
+				moved++
+			}
+			if v.queue != river.QueueDefault {
 				t.Errorf("job %d: %+v", id, v)
 			}
+		}
+		if moved != forward(of) {
+			t.Errorf("job %d was moved: %+v", id, of)
 		}
 	}
 }
