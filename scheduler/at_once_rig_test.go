@@ -174,6 +174,21 @@ func (c *crew) worked(n int) []start {
 	return starts
 }
 
+// inTurn reports whether each of these jobs started soon after the one before it, the first one after
+// slots were free. A job that is not started within five seconds loses the slot that it was given, to
+// the next one: on a machine that is so busy the order says nothing.
+func (c *crew) inTurn(free time.Time, starts []start) bool {
+	c.t.Helper()
+	for _, s := range starts {
+		if d := s.at.Sub(free); d > 4*time.Second {
+			c.t.Logf("job %d started %v after the one before it", s.n, d)
+			return false
+		}
+		free = s.at
+	}
+	return true
+}
+
 func numbersOf(starts []start) (all []int) {
 	for _, s := range starts {
 		all = append(all, s.n)
