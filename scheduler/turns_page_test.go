@@ -97,8 +97,9 @@ func TestUnfitJobsHoldUpNoOthers(t *testing.T) {
 		`UPDATE river_job SET metadata = '{}' WHERE id = ANY ($1)`, bad); err != nil {
 		t.Fatal(err)
 	}
-	s.round()
-	s.round()
+	for n := 0; n < 5 && len(s.granted()) == 0; n++ { // two, unless there are ten seconds between them
+		s.round()
+	}
 	if all := s.granted(); len(all) != 1 || all[0].id != good[0] {
 		t.Errorf("granted: %+v, want job %d", all, good[0])
 	}
