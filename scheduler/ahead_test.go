@@ -12,8 +12,8 @@ import (
 // Of the jobs that wait, rounds make the next 800 available, and the others as these start. They
 // write each job once. So each fetch of River's walks 800 rows at most that are not due, however
 // many jobs wait, and all start in time. Nobody leads, so River promotes none of them. They are due
-// at a rate at which a busy machine starts them within three seconds: those that are later pay anew,
-// and have other times.
+// at a rate at which a busy machine starts them within three seconds: those that are later pay
+// anew, and have other times.
 func TestEightHundredJobsAreAvailableAheadOfTime(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)

@@ -174,9 +174,9 @@ func (c *crew) worked(n int) []start {
 	return starts
 }
 
-// inTurn reports whether each of these jobs started soon after the one before it, the first one after
-// slots were free. A job that is not started within five seconds loses the slot that it was given, to
-// the next one: on a machine that is so busy the order says nothing.
+// inTurn reports whether each of these jobs started soon after the one before it, the first one
+// after slots were free. A job that is not started within five seconds loses the slot that it was
+// given, to the next one: on a machine that is so busy the order says nothing.
 func (c *crew) inTurn(free time.Time, starts []start) bool {
 	c.t.Helper()
 	for _, s := range starts {

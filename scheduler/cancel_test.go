@@ -285,7 +285,8 @@ func TestAJobCancelledBeforeItsSecondAttemptKeepsWhatItTook(t *testing.T) {
 	}))
 	var id int64
 	f.inTx(t, func(ctx context.Context, tx pgx.Tx) error {
-		in, err := jobs.InsertTx(ctx, tx, sendArgs{payer(scheduler.PerJob)}, nil, budget.For("k").Count(100))
+		args := sendArgs{payer(scheduler.PerJob)}
+		in, err := jobs.InsertTx(ctx, tx, args, nil, budget.For("k").Count(100))
 		if err != nil {
 			return err
 		}

@@ -131,7 +131,8 @@ func TestASnoozeOutlivesTheRounds(t *testing.T) {
 		}
 	}
 	if job := f.job(t, id); !job.ScheduledAt.Equal(at) || starts != 1 {
-		t.Errorf("it was put back until %v, and then was due at %v, after %d starts", at, job.ScheduledAt, starts)
+		t.Errorf("it was put back until %v, and then was due at %v, after %d starts", at,
+			job.ScheduledAt, starts)
 	}
 }
 

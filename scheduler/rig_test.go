@@ -225,8 +225,8 @@ func (f *fixture) seen(t testing.TB) {
 	})
 }
 
-// longestGap watches the rounds of the one client that is running, from now on. What it returns says
-// how long there was none.
+// longestGap watches the rounds of the one client that is running, from now on. What it returns
+// says how long there was none.
 func (f *fixture) longestGap(t testing.TB) func() time.Duration {
 	t.Helper()
 	var mu sync.Mutex

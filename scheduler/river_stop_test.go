@@ -69,9 +69,9 @@ func TestAnInterruptedAttemptHasPaid(t *testing.T) {
 	}
 }
 
-// begun is how many attempts clients have begun at a job that had to be stopped: mostly one each, but
-// a client that is being stopped may fetch the job once more. River counts no such attempt in newer
-// releases.
+// begun is how many attempts clients have begun at a job that had to be stopped: mostly one each,
+// but a client that is being stopped may fetch the job once more. River counts no such attempt in
+// newer releases.
 func (f *fixture) begun(t testing.TB, id int64) float64 {
 	t.Helper()
 	return float64(len(f.job(t, id).AttemptedBy))

@@ -233,7 +233,8 @@ func TestTheRowOfAJobIsAsThePackagePageSays(t *testing.T) {
 		far.ID:    `^scheduled available, available running, running completed$`,
 		near.ID:   `^available running, running completed$`,
 		cancelled: `^available cancelled, cancelled cancelled$`,
-		granted: `^(available running, running (available|scheduled), ` + // and a round may bring it forward
+		// a round may bring forward what was put off
+		granted: `^(available running, running (available|scheduled), ` +
 			`((available|scheduled) available, )*)*available running, running completed$`,
 	}
 	for id, of := range f.versions(t) {
