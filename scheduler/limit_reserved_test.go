@@ -150,8 +150,8 @@ func TestAnInterruptedAttemptOfALimitedWorkerHasPaid(t *testing.T) {
 			f.completedOf(t, id)
 			// It is put off once before each attempt at most. The client that was stopped may have
 			// fetched it once more meanwhile, and paid.
-			if fetched := f.begun(t, id); fetched > 4 || fetched > 2 && c.period < time.Second {
-				t.Logf("it was fetched %v times", fetched)
+			if n := f.fetched(t, id); n > 4 || n > 2 && c.period < time.Second {
+				t.Logf("it was fetched %v times", n)
 				return
 			}
 			if n := len(j.await(t, 2)); n != 2 {

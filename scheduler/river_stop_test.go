@@ -59,7 +59,7 @@ func TestAnInterruptedAttemptHasPaid(t *testing.T) {
 					}
 				}
 				s.f.completed(t, 1)
-				if n := s.f.begun(t, id); c.once {
+				if n := s.f.fetched(t, id); c.once {
 					s.charged(t, 100)
 				} else {
 					s.charged(t, 100*n)
@@ -69,10 +69,10 @@ func TestAnInterruptedAttemptHasPaid(t *testing.T) {
 	}
 }
 
-// begun is how many attempts clients have begun at a job that had to be stopped: mostly one each,
-// but a client that is being stopped may fetch the job once more. River counts no such attempt in
-// newer releases.
-func (f *fixture) begun(t testing.TB, id int64) float64 {
+// fetched is how often clients have fetched a job that had to be stopped: mostly once each, but a
+// client that is being stopped may fetch the job once more. River counts no such attempt in newer
+// releases.
+func (f *fixture) fetched(t testing.TB, id int64) float64 {
 	t.Helper()
 	return float64(len(f.job(t, id).AttemptedBy))
 }
@@ -91,7 +91,7 @@ func TestACancelledJobThatAStopHasInterrupted(t *testing.T) {
 	s.j.await(t, 1)
 	stop(t, client)
 	waits := s.insertFrom(t, f.client, 2, nil).Job.ID // no client runs
-	s.charged(t, 100+100*f.begun(t, begun))
+	s.charged(t, 100+100*f.fetched(t, begun))
 	for id, charged := range map[int64]float64{begun: 0, waits: 100} {
 		before := f.left(t, budget.For("k"))
 		f.cancel(t, sched.Jobs(f.client), id)
