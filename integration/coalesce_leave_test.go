@@ -186,6 +186,21 @@ func TestFaultsOfLeaversLoseNothing(t *testing.T) {
 // is then told that nobody knows it. What the database has granted is given back.
 func TestWhoLeavesTheDatabaseAtWorkIsToldSo(t *testing.T) {
 	t.Parallel()
+	for range 5 {
+		opened := leaverIsTold(t)
+		if opened == 0 || t.Failed() {
+			return
+		}
+		// One is, if what is taken is given back before the connection of its answer is put back.
+		t.Logf("%d connections were opened to give back", opened)
+	}
+	t.Error("each time a connection was opened to give back, which may come too late for that")
+}
+
+// leaverIsTold is how many connections are opened from a moment before a caller leaves until what
+// it took is given back.
+func leaverIsTold(t *testing.T) int64 {
+	t.Helper()
 	direct := pgtest.Pool(t)
 	pool := rig.Through(t, direct, rig.Far(t, direct, 400*time.Millisecond))
 	if err := pool.Ping(t.Context()); err != nil { // that takes a busy machine longer than a call waits
@@ -224,8 +239,5 @@ func TestWhoLeavesTheDatabaseAtWorkIsToldSo(t *testing.T) {
 	}
 	until(t, func() bool { return written().After(before) }) // it is granted
 	closeGivenBack(t, c, rig.Limiter(t, ratelimit.Config{}).Autocommit(direct), limit.For("k"), left)
-	// one that is opened to give back may come too late for that
-	if n := pool.Stat().NewConnsCount(); n != connections {
-		t.Errorf("%d connections were opened", n)
-	}
+	return pool.Stat().NewConnsCount() - connections
 }
