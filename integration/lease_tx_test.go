@@ -272,9 +272,13 @@ func TestALeaseNeedsNoSecondConnectionInATransaction(t *testing.T) {
 	for _, want := range []error{errMine, nil} {
 		err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 			for range 10 {
-				if res, err := s.TakeInTx(ctx, tx, 100); err != nil || !res.OK || res.Outcomes != nil {
-					t.Errorf("%+v, %v", res, err)
-				}
+				until(t, func() bool { // a block that was fetched meanwhile may not be in hand yet
+					res, err := s.TakeInTx(ctx, tx, 100)
+					if err != nil || res.Outcomes != nil {
+						t.Fatalf("%+v, %v", res, err)
+					}
+					return res.OK
+				})
 			}
 			if res, err := s.TakeInTx(ctx, tx, 1); err != nil || res.OK || res.RetryAt.IsZero() {
 				t.Errorf("%+v, %v", res, err)
