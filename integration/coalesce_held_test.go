@@ -109,13 +109,19 @@ func TestACrowdOnALimitWithShardsIsDecidedTogether(t *testing.T) {
 	pool := pgtest.Pool(t, counter.through, g.through)
 	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pool)
 	limit := ratelimit.MustDefine("crowd", ratelimit.TokenBucket{Rate: 40, Period: rig.Century}, ratelimit.Shards(4))
+	ahead := ratelimit.MustDefine("ahead", ratelimit.FixedWindow{Rate: 1000, Period: rig.Century})
+	takeOK(t, first(c.RateLimit(t.Context(), ahead.For("k"))))
 	takeOK(t, first(c.RateLimit(t.Context(), limit.For("k").Count(34))))
 	g.shut()
 	defer g.open()
 	var ok atomic.Int64
 	n := counter.of(func() {
 		var wg sync.WaitGroup
-		for i := range callers {
+		under := park(t.Context())
+		wg.Go(func() { takeOK(t, first(c.RateLimit(under, ahead.For("k")))) })
+		under.wait(t)
+		g.next(t) // all of the crowd come while this is under way, and so in one batch
+		for range callers {
 			p := park(t.Context())
 			wg.Go(func() {
 				res, err := c.RateLimit(p, limit.For("k"))
@@ -128,9 +134,7 @@ func TestACrowdOnALimitWithShardsIsDecidedTogether(t *testing.T) {
 					t.Errorf("denied without a RetryAt: %+v", res)
 				}
 			})
-			if p.wait(t); i == 0 {
-				g.next(t) // all others come while it is under way
-			}
+			p.wait(t)
 		}
 		g.open()
 		wg.Wait()
