@@ -95,12 +95,15 @@ func TestHeldRowsLeaveThePoolToOthers(t *testing.T) {
 	})
 }
 
+// earlyKeys is how many keys have one in each of two lanes, but for once in 2^39.
+const earlyKeys = 40
+
 // busyLanes makes a call for each of some keys while the gate is shut, until each lane has a batch
 // that stands at the gate. What is called then comes together, in the next batches.
 func busyLanes(t *testing.T, g *gate, call func(key string)) {
 	t.Helper()
 	g.shut()
-	for i := range 20 {
+	for i := range earlyKeys {
 		call(fmt.Sprint("early", i))
 	}
 	for range 2 {
@@ -120,7 +123,7 @@ func TestABatchWaitsForNoHeldRow(t *testing.T) {
 			holders := rig.Beside(t, pool, func(c *pgxpool.Config) { c.PrepareConn = nil })
 			c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), pool)
 			limit := ratelimit.MustDefine("batch", ratelimit.FixedWindow{Rate: 1_000_000, Period: rig.Century})
-			for i := range 20 { // enough for each lane
+			for i := range earlyKeys {
 				for _, key := range []string{"early", "free"} {
 					takeOK(t, first(c.RateLimit(t.Context(), limit.For(fmt.Sprint(key, i)))))
 				}
