@@ -55,5 +55,8 @@ func TestALockedRowOfAFreeSlotHoldsNoConnections(t *testing.T) {
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	try(t, s, one.For("locked"))
+	// One of those who gave up may have been between two tries, and takes it for a moment.
+	if _, err := s.Acquire(t.Context(), one.For("locked")); err != nil {
+		t.Fatal(err)
+	}
 }
