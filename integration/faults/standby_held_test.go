@@ -114,12 +114,18 @@ func (h *leaseHeld) mustFail(t *testing.T) {
 }
 
 // examine: it goes on, and what it has handed out is gone from the database. More than that is gone
-// by no more than a fetch and a block that was being given back, whose answers were lost.
+// by no more than a fetch and a block that was being given back, whose answers were lost, and what
+// the lease could not give back in time at its end.
 func (h *leaseHeld) examine(t *testing.T) {
 	t.Helper()
 	h.await(t, &h.handed, 100)
 	h.stop()
-	if err := h.lease.Close(t.Context()); err != nil {
+	most := 2.0 * leaseBlock
+	switch err := h.lease.Close(t.Context()); classify(err) {
+	case granted:
+	case gaveUp, unknown: // a busy machine
+		most += leaseBlock
+	default:
 		t.Fatal(err)
 	}
 	state, err := h.app.limiter.Autocommit(h.pool).Value(t.Context(), leased.For("k"))
@@ -127,7 +133,7 @@ func (h *leaseHeld) examine(t *testing.T) {
 		t.Fatal(err)
 	}
 	handed, gone := float64(h.handed.Load()), leaseTokens-state.Value
-	if gone < handed-tolerance || gone > handed+2*leaseBlock+tolerance {
+	if gone < handed-tolerance || gone > handed+most+tolerance {
 		t.Errorf("the lease has handed out %v tokens, and %v are gone", handed, gone)
 	}
 	summary :=
