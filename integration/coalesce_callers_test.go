@@ -221,14 +221,15 @@ func (c *slowlyEnded) Err() error {
 func TestManyGoroutinesShareTwoConnections(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "a pool of two is soon waited for there")
-	for range 20 {
+	for i, fast := 0, 0; i < 20 && fast < 3; i++ {
 		n, took := connectionsOfMany(t)
 		if n <= 2 {
 			return
 		}
-		// Beside a trip of half a second there may be more.
+		// There may be more beside a trip of half a second. Now and then there is one more, too, for a
+		// row that seems to be held: somebody who adds a page to the index has lost the processor.
 		if t.Logf("%d connections, in %v", n, took); took < 500*time.Millisecond {
-			break
+			fast++
 		}
 	}
 	t.Error("want two connections at the most")
