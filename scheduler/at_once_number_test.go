@@ -3,6 +3,11 @@ package scheduler_test
 import (
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/slots"
 )
 
 // A number that was raised holds for the jobs as well that got in line when it was lower.
@@ -25,6 +30,43 @@ func TestARaisedNumberOfSlotsReachesThoseInLine(t *testing.T) {
 	})
 	open()
 	c.worked(5)
+}
+
+// A job that another's attempt puts in line asks for a number as well.
+func TestJobsThatAnotherPutsInLineSayHowManySlotsThereAre(t *testing.T) {
+	t.Parallel()
+	h := &hanger{sql: "AND kind = $2::text", hangs: make(chan struct{}), goesOn: make(chan struct{})}
+	c := newCrewOn(t, pgtest.Pool(t, func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = h }), 1,
+		slots.Config{Logger: quiet()})
+	open := c.gate(1)
+	defer open()
+	others := []int{100, 200, 300} // of other keys, which occupy workers
+	for _, n := range others {
+		c.gates[n] = c.gates[0]
+	}
+	c.client(1 + len(others))
+	c.insert(0, nil)
+	for _, n := range others[1:] {
+		c.insert(n, nil)
+	}
+	c.j.await(t, len(others))
+	h.armed.Store(true)
+	c.insert(1, nil)
+	<-h.hangs // its attempt, before it reads which other jobs have to wait
+	c.awaitWaiting(1)
+	c.insert(others[0], nil)
+	c.j.await(t, 1+len(others))
+	c.n.Store(4)
+	c.insert(4, nil) // for which there is no worker
+	close(h.goesOn)
+	eventually(t, "both have been given slots", func() bool {
+		return c.count(`SELECT count(*) FROM river_job WHERE metadata ? 'weir_slot'`) == 2
+	})
+	if starts := c.j.await(t, 4); len(starts) > 4 {
+		t.Fatalf("only when one had ended: %+v", starts)
+	}
+	open()
+	c.worked(6)
 }
 
 // So does a number that was lowered: a job that ends gives its slot to the next one only if fewer are

@@ -360,7 +360,7 @@ func (a *Attempts) clearFor(
 				_, found := ticket.Of(j)
 				w, err := one(of(j))
 				if err == nil && w.Place == want.Place && !found && !slotline.WasGiven(j) {
-					waiting = append(waiting, j)
+					waiting, want.N = append(waiting, j), w.N // which may have changed since
 				}
 			}
 			return a.slots.HaveWait(ctx, want, waiting)

@@ -320,6 +320,7 @@ func (g *Giver) HaveWait(ctx context.Context, want hand.Want, jobs []*rivertype.
 	if len(jobs) == 0 {
 		return nil
 	}
+	g.asked(want)
 	err := g.InTx(ctx, func(tx pgx.Tx) error {
 		locked, err := g.Lock(ctx, tx, jobs)
 		jobs = slices.DeleteFunc(jobs, func(j *rivertype.JobRow) bool { return !locked[j.ID] })

@@ -46,7 +46,11 @@ var ofAtOnce = []mutant{
 	{"at once: the number is that of the first in line", "internal/jobs/slotline/giver.go",
 		"		return last.n\n", "		return first\n", "ALoweredNumber", jobs, false},
 	{"at once: who asks does not say how many there are", "internal/jobs/slotline/giver.go",
-		"	g.asked(want)\n", "", "ALoweredNumber", jobs, false},
+		"	g.asked(want)\n	if WasGiven", "	if WasGiven", "ALoweredNumber", jobs, false},
+	{"at once: jobs that another puts in line do not say how many there are", "internal/jobs/attempt/attempt.go",
+		"waiting, want.N = append(waiting, j), w.N", "waiting = append(waiting, j)", "PutsInLineSayHowMany", jobs, false},
+	{"at once: who puts others in line forgets how many they say", "internal/jobs/slotline/giver.go",
+		"	g.asked(want)\n	err :=", "	err :=", "PutsInLineSayHowMany", jobs, false},
 	{"at once: a round ends at a row that it cannot read", "internal/jobs/slotline/giver.go",
 		"read < mostPlaces", "len(wants) < mostPlaces", "AnOddRow", jobs, false},
 }
