@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/shard"
@@ -99,30 +98,6 @@ func (l *Limiter) homes(key string) []string {
 		}
 	}
 	return all
-}
-
-// settledAt returns the key under which a reservation is settled. For a limit without keys its id
-// says which home that is: see idOf.
-func (l *Limiter) settledAt(r *Reservation) string {
-	key := r.home()
-	if l.cfg.Citus && key == "" {
-		return shard.Home(int(r.ID[len(r.ID)-1]))
-	}
-	return key
-}
-
-// idOf returns an id for what calls have taken, chosen so that it is settled on the node of the
-// first shard.
-func (l *Limiter) idOf(calls []call, at int64) uuid.UUID {
-	id := newID(at)
-	i := slices.IndexFunc(calls, func(c call) bool { return c.Key == "" && len(c.parts) > 0 })
-	if l.cfg.Citus && i >= 0 {
-		if nr, ok := shard.HomeOf(calls[i].Name, calls[i].parts[0].Shard); ok {
-			last := &id[len(id)-1]
-			*last = *last&^(shard.Homes-1) | byte(nr) //nolint:gosec // below Homes, which is a power of two
-		}
-	}
-	return id
 }
 
 // InTx, InSQLTx and SendBatch request two-phase commit before COMMIT, if the transaction has

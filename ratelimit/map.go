@@ -57,7 +57,8 @@ package ratelimit
 //
 // Reservations:
 //
-//	reservation.go   Reservation: what a call took, for settling; its JSON
+//	reservation.go   Reservation: what a call took, for settling; its id, when its work may run,
+//	                 until when and under which key it is settled; its JSON
 //	settle.go        Settle, Release and Renew: once, and in the caller's transaction
 //	wait.go          Wait: reserves, and sleeps until the work may run
 //	do.go            Do: waits, runs the work, and settles what it has used

@@ -85,6 +85,20 @@ func newID(at int64) (id uuid.UUID) {
 	return id
 }
 
+// idOf returns an id for what calls have taken. On Citus, if a limit without keys has shards, it is
+// chosen so that the reservation is settled on the node of the first shard: see settledAt.
+func (l *Limiter) idOf(calls []call, at int64) uuid.UUID {
+	id := newID(at)
+	i := slices.IndexFunc(calls, func(c call) bool { return c.Key == "" && len(c.parts) > 0 })
+	if l.cfg.Citus && i >= 0 {
+		if nr, ok := shard.HomeOf(calls[i].Name, calls[i].parts[0].Shard); ok {
+			last := &id[len(id)-1]
+			*last = *last&^(shard.Homes-1) | byte(nr) //nolint:gosec // below Homes, which is a power of two
+		}
+	}
+	return id
+}
+
 // call returns the call that the take was made with.
 func (t *Take) call() call {
 	return call{
@@ -121,6 +135,13 @@ func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
 	}
 	return later(s.PausedUntil, fromMicro(min(run+put, algebra.EndOfTime))),
 		later(s.PausedUntil, fromMicro(min(paced+put, algebra.EndOfTime)))
+}
+
+func later(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return a
+	}
+	return b
 }
 
 // Ahead says that the take was granted for later, and its work had to wait.
@@ -166,6 +187,16 @@ func (r *Reservation) home() string {
 		if i == 0 || t.Key < key {
 			key = t.Key
 		}
+	}
+	return key
+}
+
+// settledAt returns the key under which a reservation is settled. On Citus the rows of a limit
+// without keys have homes, and the last byte of the id says at which one: see idOf.
+func (l *Limiter) settledAt(r *Reservation) string {
+	key := r.home()
+	if l.cfg.Citus && key == "" {
+		return shard.Home(int(r.ID[len(r.ID)-1]))
 	}
 	return key
 }

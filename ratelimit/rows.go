@@ -145,13 +145,6 @@ func (l *Limiter) closedLine(ctx context.Context, x executor, c *call) (*pausing
 	return at, nil
 }
 
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
 // rowsOf returns the rows of the limit of c in its layout, as far as known: seen has those that this
 // transaction has seen. If the limit should have more shards, it first gets them.
 func (l *Limiter) rowsOf(
