@@ -50,7 +50,8 @@ package ratelimit
 // Changes of rows without a decision:
 //
 //	verbs.go         reset, pause, resume, give back, all limits of a key at once
-//	rows.go          all rows of a limit, and where tokens go back to after a change of its shards
+//	rows.go          changes all rows of a limit, or those that a call took from, and what the
+//	                 process learns then; to which shards tokens go back, and which are charged
 //	prune.go         deletes rows that are full again
 //	prune_portable.go  the same, key by key
 //	lines.go         Lines: reads the states of balances for which work waits

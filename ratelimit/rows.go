@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/weir-go/weir/internal/limits/algebra"
 	"github.com/weir-go/weir/internal/limits/spread"
 	"github.com/weir-go/weir/internal/limits/where"
 	"github.com/weir-go/weir/shard"
@@ -220,6 +221,34 @@ func (l *Limiter) onRows(
 	return nil, errMoving
 }
 
+// returns runs the statements that of makes for rows, which may have more tokens then.
+func (l *Limiter) returns(ctx context.Context, x executor, verb string, rows []call,
+	of func(*call) *statement) error {
+	done, err := l.onRows(ctx, x, rows, of, l.followed)
+	return l.changed(ctx, x, verb, rows, done, err)
+}
+
+// changed ends a verb that has changed rows of the calls.
+func (l *Limiter) changed(
+	ctx context.Context, x executor, verb string, calls []call, done []*statement, err error,
+) error {
+	if err != nil {
+		return explain(ctx, err, verb, calls)
+	}
+	l.learn(x, done, calls)
+	return nil
+}
+
+// learn records the new balances of rows, and forgets denials of the calls.
+func (l *Limiter) learn(x executor, done []*statement, calls []call) {
+	for _, s := range done {
+		if s.found {
+			l.books.Took(s.c.Row, s.balance(), 0)
+		}
+	}
+	freed(x, func() { l.forget(calls) })
+}
+
 // followed returns the rows that have the tokens of closed rows now, which are sorted. If the limit
 // was pruned because it was full, that is its row without shards.
 func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call, error) {
@@ -271,4 +300,51 @@ func (c *call) back(w *spread.Whole) []call {
 		all = append(all, r)
 	}
 	return all
+}
+
+// excess returns the rows to change when more was used than reserved. In a limit with shards the
+// excess is charged to the shards that have tokens. Otherwise one shard would go into debt while
+// others still have tokens, which would be granted on top.
+func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, error) {
+	over := func(c call) bool { return c.Shard != alone && c.used > c.Count }
+	if !slices.ContainsFunc(rows, over) {
+		return rows, nil
+	}
+	var limits, all []call
+	beyond := map[where.Place]float64{}
+	for _, c := range rows {
+		if over(c) {
+			if beyond[c.Place] == 0 {
+				limits = append(limits, c)
+			}
+			beyond[c.Place] += c.used - c.Count
+			c.used = c.Count
+		}
+		all = append(all, c)
+	}
+	seen, err := l.see(ctx, x, limits)
+	if err != nil {
+		return nil, err
+	}
+	for i, w := range seen {
+		c := &limits[i]
+		from, _ := shard.Address(c.Shard)
+		of := c.resized(from, w.Layout)
+		there := make([]spread.Part, w.Shards)
+		for k := range there {
+			there[k] = spread.Part{Shard: k, Most: math.Inf(1)}
+			if b := w.Rows[k]; b.Exists {
+				there[k].Count = of.At(b, w.At).Value
+			} else if k == 0 && w.Layout == shard.Single {
+				there[k].Count = algebra.Full // it was pruned, so it is full
+			}
+		}
+		for _, p := range spread.Level(there, beyond[c.Place]) {
+			r := of
+			r.Shard, r.Count, r.used = w.Row(p.Shard), 0, p.Count
+			all = append(all, r)
+		}
+	}
+	sortCalls(all)
+	return all, nil
 }

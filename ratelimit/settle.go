@@ -4,14 +4,12 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
-	"github.com/weir-go/weir/internal/limits/spread"
 	"github.com/weir-go/weir/internal/limits/where"
 	"github.com/weir-go/weir/shard"
 )
@@ -88,53 +86,6 @@ func (l *Limiter) settle(
 		}
 		return nil
 	})
-}
-
-// excess returns the rows to change when more was used than reserved. In a limit with shards the
-// excess is charged to the shards that have tokens. Otherwise one shard would go into debt while
-// others still have tokens, which would be granted on top.
-func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, error) {
-	over := func(c call) bool { return c.Shard != alone && c.used > c.Count }
-	if !slices.ContainsFunc(rows, over) {
-		return rows, nil
-	}
-	var limits, all []call
-	beyond := map[where.Place]float64{}
-	for _, c := range rows {
-		if over(c) {
-			if beyond[c.Place] == 0 {
-				limits = append(limits, c)
-			}
-			beyond[c.Place] += c.used - c.Count
-			c.used = c.Count
-		}
-		all = append(all, c)
-	}
-	seen, err := l.see(ctx, x, limits)
-	if err != nil {
-		return nil, err
-	}
-	for i, w := range seen {
-		c := &limits[i]
-		from, _ := shard.Address(c.Shard)
-		of := c.resized(from, w.Layout)
-		there := make([]spread.Part, w.Shards)
-		for k := range there {
-			there[k] = spread.Part{Shard: k, Most: math.Inf(1)}
-			if b := w.Rows[k]; b.Exists {
-				there[k].Count = of.At(b, w.At).Value
-			} else if k == 0 && w.Layout == shard.Single {
-				there[k].Count = algebra.Full // it was pruned, so it is full
-			}
-		}
-		for _, p := range spread.Level(there, beyond[c.Place]) {
-			r := of
-			r.Shard, r.Count, r.used = w.Row(p.Shard), 0, p.Count
-			all = append(all, r)
-		}
-	}
-	sortCalls(all)
-	return all, nil
 }
 
 func (l *Limiter) release(ctx context.Context, x executor, r Reservation) (bool, error) {

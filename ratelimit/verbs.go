@@ -75,34 +75,6 @@ func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
 	return l.returns(ctx, x, "give back", rows, l.undoOf)
 }
 
-// returns runs the statements that of makes for rows, which may have more tokens then.
-func (l *Limiter) returns(ctx context.Context, x executor, verb string, rows []call,
-	of func(*call) *statement) error {
-	done, err := l.onRows(ctx, x, rows, of, l.followed)
-	return l.changed(ctx, x, verb, rows, done, err)
-}
-
-// changed ends a verb that has changed rows of the calls.
-func (l *Limiter) changed(
-	ctx context.Context, x executor, verb string, calls []call, done []*statement, err error,
-) error {
-	if err != nil {
-		return explain(ctx, err, verb, calls)
-	}
-	l.learn(x, done, calls)
-	return nil
-}
-
-// learn records the new balances of rows, and forgets denials of the calls.
-func (l *Limiter) learn(x executor, done []*statement, calls []call) {
-	for _, s := range done {
-		if s.found {
-			l.books.Took(s.c.Row, s.balance(), 0)
-		}
-	}
-	freed(x, func() { l.forget(calls) })
-}
-
 // taken returns the rows that a Result says were taken from, in order; none for a denial.
 func (r Result) taken() ([]call, error) {
 	if err := r.Err(); errors.Is(err, ErrNoDecision) {

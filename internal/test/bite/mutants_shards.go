@@ -43,7 +43,7 @@ var ofShards = []mutant{
 		"level - MuchWorse*max(a.Count, k.mean)", "level - 1e18*max(a.Count, k.mean)", "MuchWorse", []string{"./internal/limits/book"}, false},
 	{"shards: a small take looks for what a usual one does to a shard", "internal/limits/book/book.go",
 		"MuchWorse*max(a.Count, k.mean)", "MuchWorse*a.Count", "MuchWorse", []string{"./internal/limits/book"}, false},
-	{"shards: excess is that of one", "ratelimit/settle.go",
+	{"shards: excess is that of one", "ratelimit/rows.go",
 		"return c.Shard != alone && c.used > c.Count }", "return c.Shard < alone && c.used > c.Count }", "ExcessIsADebt", whole, true},
 	{"shards: two layouts share rows", "shard/shard.go",
 		"l.Generation<<rowBits + l.Shards", "0*l.Generation<<rowBits + l.Shards", ".", []string{"./shard"}, true},
