@@ -148,6 +148,25 @@ func TestAShadowRollsBackWithTheTransaction(t *testing.T) {
 	}
 }
 
+// A call of Autocommit takes nothing if a shadow cannot be asked: one transaction holds both.
+func TestACallTakesNothingIfItsShadowFails(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	a := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
+	trial := ratelimit.MustDefine("trial", ratelimit.TokenBucket{Rate: 3, Period: rig.Never}, ratelimit.Shadow())
+	real := ratelimit.MustDefine("real", ratelimit.TokenBucket{Rate: 3, Period: rig.Never})
+	if _, err := pool.Exec(t.Context(), `ALTER TABLE weir_balance ADD CONSTRAINT no_trial CHECK (name <> 'trial (shadow)') NOT VALID`); err != nil {
+		t.Fatal(err)
+	}
+	res, err := a.RateLimit(t.Context(), real.For("k"), trial.For("k"))
+	if err == nil {
+		t.Errorf("no error: %+v", res)
+	}
+	if got := left(t, a, real.For("k")); got != 3 {
+		t.Errorf("there are %v, want 3", got)
+	}
+}
+
 // A coalesced call whose limits are granted is not failed by a shadow that cannot be asked.
 func TestACoalescedCallSurvivesItsShadow(t *testing.T) {
 	t.Parallel()

@@ -76,16 +76,7 @@ func (c *Coalesced) single(
 		wait = inserting
 	}
 	patience := []*statement{{sql: c.l.patienceSQL(wait, tries)}} // a lock timeout for each trip
-	x := c.perTrip(time.Now())
-	x.before = patience
-	err := verb(ctx, x)
-	if !errors.Is(err, errUndecided) {
-		return err
-	}
-	return c.inTx(ctx, time.Now(), func(ctx context.Context, x executor) error {
-		x.before = patience
-		return verb(ctx, x)
-	})
+	return c.l.overPool(ctx, c.pool, true, patience, verb)
 }
 
 // sum decides calls for one limit and key, usually one with shards, together: as many at a time as

@@ -131,10 +131,8 @@ func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result,
 		return o.told(Result{}, err)
 	}
 	switch {
-	case c.pool == nil:
-		return o.told(Result{}, errNoPool())
-	case !c.l.made():
-		return o.told(Result{}, errNotMade())
+	case c.err != nil:
+		return o.told(Result{}, c.err)
 	case nested(ctx, c.pool):
 		return o.told(Result{}, errNested)
 	case ctx.Err() != nil:

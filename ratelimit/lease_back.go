@@ -29,7 +29,7 @@ func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 	ctx, cancel := context.WithTimeout(ctx, max(0, time.Duration(limit)))
 	defer cancel()
 	c := b.c
-	err := s.a.inTx(ctx, time.Now(), func(_ context.Context, x executor) error {
+	err := s.l.overPool(ctx, s.a.pool, false, nil, func(_ context.Context, x executor) error {
 		give := func(n float64) error {
 			c.used = c.Count - n
 			_, err := s.l.onRows(ctx, x, []call{c}, func(c *call) *statement {

@@ -19,10 +19,10 @@ package ratelimit
 //	limiter.go       Config, New, and the verbs in a pgx transaction
 //	intx.go          InTx: a transaction that runs again after a conflict
 //	send_batch.go    SendBatch: BEGIN, take, the caller's batch and COMMIT in one round trip
-//	receiver.go      Verbs and In: an interface of the verbs, however they are called
+//	receiver.go      Verbs: each verb once, in a transaction or over a pool; In
 //	sql.go           InSQL: the verbs for database/sql
 //	sql_tx.go        InSQLTx: InTx for database/sql
-//	autocommit.go    the verbs without a transaction
+//	autocommit.go    Autocommit: the verbs over a pool, each call in a transaction of its own
 //	observe.go       Observer: gets each decision and transaction
 //	shadow.go        Shadow: limits that decide and report, but never deny
 //

@@ -40,10 +40,13 @@ func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Req
 		return &InvalidError{Field: "number of shards", Value: n,
 			Want: fmt.Sprintf("one from 1 to %d", shard.Max)}
 	}
-	w := l.in(tx)
-	calls, err := w.resolve(bare(requests))
+	calls, err := resolveAll(bare(requests))
 	if err != nil {
 		return err
+	}
+	w := l.in(tx)
+	if w.err != nil {
+		return w.err
 	}
 	for i := range calls {
 		if most := calls[i].MostShards(n); most < n {

@@ -68,16 +68,9 @@ func (l *Limiter) Renew(ctx context.Context, tx pgx.Tx, reservations ...*Reserva
 }
 
 func (l *Limiter) settle(
-	ctx context.Context, x executor, r Reservation, used []Request,
+	ctx context.Context, x executor, r *Reservation, used []float64,
 ) (bool, error) {
-	if err := r.check(); err != nil {
-		return false, err
-	}
-	counts, err := r.used(used)
-	if err != nil {
-		return false, err
-	}
-	return l.once(ctx, x, &r, counts, func(c *call) *statement {
+	return l.once(ctx, x, r, used, func(c *call) *statement {
 		switch {
 		case c.used < c.Count:
 			return l.giveOf(c, c.used, true)
@@ -88,11 +81,8 @@ func (l *Limiter) settle(
 	})
 }
 
-func (l *Limiter) release(ctx context.Context, x executor, r Reservation) (bool, error) {
-	if err := r.check(); err != nil {
-		return false, err
-	}
-	return l.once(ctx, x, &r, make([]float64, len(r.Takes)), l.undoOf)
+func (l *Limiter) release(ctx context.Context, x executor, r *Reservation) (bool, error) {
+	return l.once(ctx, x, r, make([]float64, len(r.Takes)), l.undoOf)
 }
 
 // used returns how many tokens were used of each take. Takes of the same limit and key share the
@@ -149,8 +139,8 @@ func (r *Reservation) places() string {
 	return strings.Join(all, ", ")
 }
 
-// once settles a reservation, unless that was done before. used[i] is what was used of take i. It
-// then runs the statements that of makes, in the order of the rows.
+// once settles a reservation, unless that was done before. It then runs the statements that of
+// makes, in the order of the rows.
 func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, used []float64,
 	of func(*call) *statement) (bool, error) {
 	calls := make([]call, len(r.Takes))

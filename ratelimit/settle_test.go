@@ -122,10 +122,11 @@ func TestSettlingNeedsAReservationAndATransaction(t *testing.T) {
 		t.Error(err)
 	}
 	for _, r := range []Reservation{{}, {ID: sound.ID}, {ID: uuid.Nil, Takes: sound.Takes}} {
-		if _, err := l.settle(t.Context(), executor{}, r, nil); !errors.Is(err, ErrInvalid) {
+		nowhere := &within{l: l}
+		if _, err := nowhere.Settle(t.Context(), r); !errors.Is(err, ErrInvalid) {
 			t.Error(err)
 		}
-		if _, err := l.release(t.Context(), executor{}, r); !errors.Is(err, ErrInvalid) {
+		if _, err := nowhere.Release(t.Context(), r); !errors.Is(err, ErrInvalid) {
 			t.Error(err)
 		}
 		if err := l.renew(t.Context(), executor{}, []*Reservation{&sound, &r}); !errors.Is(err, ErrInvalid) {

@@ -12,7 +12,7 @@ import (
 // those of [Limiter] do, with one round trip for each statement. [Limiter.InSQLTx] begins a
 // transaction that runs again after a conflict.
 func (l *Limiter) InSQL(tx *sql.Tx) Verbs {
-	w := within{l: l, x: executor{to: sqlSender{tx, l}, sql: tx, stepwise: true}}
+	w := &within{l: l, x: executor{to: sqlSender{tx, l}, sql: tx, stepwise: true}}
 	switch {
 	case !l.made():
 		w.err = errNotMade()

@@ -67,11 +67,7 @@ func (l *Limiter) resume(ctx context.Context, x executor, calls []call) error {
 	return l.changed(ctx, x, "resume", calls, done, err)
 }
 
-func (l *Limiter) giveBack(ctx context.Context, x executor, res Result) error {
-	rows, err := res.taken()
-	if err != nil || len(rows) == 0 {
-		return err
-	}
+func (l *Limiter) giveBack(ctx context.Context, x executor, rows []call) error {
 	return l.returns(ctx, x, "give back", rows, l.undoOf)
 }
 

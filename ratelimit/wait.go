@@ -141,7 +141,7 @@ func (a *Autocommit) left(ctx context.Context, res Result) (time.Duration, error
 	}
 	calls, _ = apart(calls)
 	looks := forEach(calls, a.l.lookOf) // of the rows that were taken from: work waits in a single shard
-	x := a.perTrip(time.Now())
+	x := a.l.perTrip(a.pool, time.Now())
 	if err := x.run(ctx, looks); err != nil {
 		return 0, explain(ctx, err, "look at", calls)
 	}

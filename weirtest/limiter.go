@@ -63,8 +63,7 @@ func (l *Limiter) RateLimit(
 // Consume is [ratelimit.Autocommit.Consume]. Calls has it as a RateLimit, unless it is refused.
 func (l *Limiter) Consume(ctx context.Context, requests ...ratelimit.Request) error {
 	if slices.ContainsFunc(requests, ratelimit.Request.Reserves) {
-		var none *ratelimit.Autocommit // refuses it before it needs a pool
-		return none.Consume(ctx, requests...)
+		return new(ratelimit.FailOpen).Consume(ctx, requests...) // refuses it before it needs a Limiter
 	}
 	res, err := l.RateLimit(ctx, requests...)
 	if err != nil {

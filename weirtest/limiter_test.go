@@ -39,6 +39,16 @@ func TestTheClockStandsUntilItIsSet(t *testing.T) {
 	}
 }
 
+// Consume refuses what may be granted for later, as all verbs of that name do.
+func TestConsumeRefusesReservations(t *testing.T) {
+	t.Parallel()
+	l := new(weirtest.Limiter)
+	err := l.Consume(t.Context(), bucket.For("k").OrReserve())
+	if !errors.Is(err, ratelimit.ErrInvalid) || len(l.Calls()) > 0 {
+		t.Errorf("%v after %v: want a refusal, and no call", err, l.Calls())
+	}
+}
+
 func TestDenyAndFailOnDemand(t *testing.T) {
 	t.Parallel()
 	clock := new(weirtest.Clock)

@@ -282,6 +282,8 @@ var ofTheCore = []mutant{
 	// what is settled
 	{"settle: by the scheduler's own hand, twice", "ratelimit/settle.go",
 		"	if !first.found {\n\t\treturn false, nil\n\t}\n", "", "SettledOnce", whole, true},
+	{"settle: autocommit in statements of their own", "ratelimit/receiver.go",
+		"ask(ctx, w, false, func(ctx context.Context, x executor) (bool, error) {\n\t\treturn w.l.settle", "ask(ctx, w, true, func(ctx context.Context, x executor) (bool, error) {\n\t\treturn w.l.settle", "SettledOnce", whole, true},
 	{"settle: after 30 days", "internal/limits/statements/give.go",
 		"WHERE $2::timestamptz > coalesce($3::timestamptz, clock_timestamp())", "WHERE $2::timestamptz > '-infinity' OR $3::timestamptz IS NULL", "ThirtyDays", whole, true},
 	{"settle: excess is forgiven", "ratelimit/settle.go",

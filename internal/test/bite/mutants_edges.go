@@ -11,7 +11,7 @@ var ofEdges = []mutant{
 	{"autocommit: an answer before a failed COMMIT counts", "ratelimit/execute.go",
 		"	s.found = false // the", "	// the", "AnswerBeforeAFailedCommit", []string{"./integration"}, true},
 	{"shadow: it does not follow", "ratelimit/receiver.go",
-		"		x.ends = true // once", "		// once", "AShadowFollows", []string{"./integration"}, true},
+		"x.ends = w.pool == nil // once", "x.ends = false // once", "AShadowFollows", []string{"./integration"}, true},
 	{"queue: a job is left out of line", "scheduler/line.go",
 		"	ctx, cancel := grace.After(ctx) // a job", "	_ = grace.After\n	ctx, cancel := context.WithCancel(ctx) // a job", "LeavesNoJobOutOfLine", jobs, true},
 	{"insert: a job stays without its tokens", "scheduler/scheduler.go",

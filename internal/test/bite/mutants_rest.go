@@ -143,6 +143,8 @@ var ofTheRest = []mutant{
 		"if res.OK && !c.never {", "if !c.never {", "NeverDenies", whole, true},
 	{"shadow: delays the work", "ratelimit/reservation.go",
 		"if calls, _ = apart(calls); err != nil", "if err != nil", "DelaysNoWork", whole, true},
+	{"shadow: autocommit takes before its error", "ratelimit/receiver.go",
+		"ask(ctx, w, len(calls) == 1, func(ctx context.Context, x executor) (Result, error) {\n\t\tx = o.", "ask(ctx, w, len(calls) > 0, func(ctx context.Context, x executor) (Result, error) {\n\t\tx = o.", "TakesNothingIfItsShadowFails", whole, true},
 	{"shadow: its error is the call's", "ratelimit/coalesce.go",
 		"beside(calls, true,", "beside(calls, false,", "SurvivesItsShadow", whole, true},
 	{"remember: a denial by what has rolled back", "ratelimit/execute.go",
