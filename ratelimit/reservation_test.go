@@ -70,6 +70,33 @@ func TestAReservationSurvivesJSON(t *testing.T) {
 	})
 }
 
+// Jobs, messages and tables of users have this text, so it must stay.
+func TestTheTextOfAReservationStays(t *testing.T) {
+	t.Parallel()
+	const text = `{"id":"019ca945-1856-7c21-a77b-e5d1fd80f77b","takes":[` +
+		`["chat","o\"1",1.5e+06,1048584,1772366400000000,-4,0,0,10,60000000,10],` +
+		`["api","",0.1,0,1772366400000000,12.5,-3,1000000,40000,3600000000,1e+15,1577836800000000,` +
+		`true,"rule",[3600000000]]]}`
+	want := Reservation{ID: uuid.MustParse("019ca945-1856-7c21-a77b-e5d1fd80f77b"), Takes: []Take{
+		{Limit: "chat", Key: `o"1`, Count: 1_500_000,
+			row:  shard.Layout{Shards: 4, Generation: 1}.Row(2),
+			left: algebra.Left{Since: 1772366400000000, Owed: -4},
+			rule: algebra.Rule{Rate: 10, Period: 60e6, Capacity: 10}},
+		{Limit: "api", Count: 0.1,
+			left: algebra.Left{Since: 1772366400000000, Owed: 12.5, Moved: -3, Delay: 1e6},
+			rule: algebra.Rule{Windowed: true, Rate: 40_000, Period: 3600e6, Capacity: 1e15,
+				Origin: algebra.Anchor},
+			credit: true, ruled: true, settle: 3600e6},
+	}}
+	if got, err := json.Marshal(want); err != nil || string(got) != text {
+		t.Errorf("%s, %v, want\n%s", got, err, text)
+	}
+	var got Reservation
+	if err := json.Unmarshal([]byte(text), &got); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v, want\n%+v", got, err, want)
+	}
+}
+
 // A Result that went through JSON has lost what it took; its Reservation had to be kept.
 func TestOnlyAGrantHasAReservation(t *testing.T) {
 	t.Parallel()

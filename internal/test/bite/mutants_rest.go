@@ -275,6 +275,8 @@ var ofTheRest = []mutant{
 		"min(1, used/(l.share*t.Weight))", "(1 - min(1, used/(l.share*t.Weight)))", "Fair", []string{"./fair"}, false},
 	{"fair: no weights", "fair/fair.go",
 		"used/(l.share*t.Weight)", "used/(l.share+0*t.Weight)", "Fair", []string{"./fair"}, false},
+	{"settle: the text of a reservation changes", "ratelimit/reservation.go",
+		"float(t.left.Owed)\n\tfloat(t.left.Moved)", "float(t.left.Moved)\n\tfloat(t.left.Owed)", "TextOfAReservationStays", core, true},
 	{"settle: the limit does not say for how long", "ratelimit/reservation.go",
 		"cmp.Or(t.settle, settleWithin.Microseconds())", "cmp.Or(settleWithin.Microseconds(), t.settle)", "SettlementsAreKept", whole, true},
 	{"fair: nothing is learnt", "fair/fair.go",
