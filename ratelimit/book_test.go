@@ -6,9 +6,11 @@ import (
 	"math"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
 	"github.com/weir-go/weir/internal/limits/spread"
@@ -81,6 +83,33 @@ func TestALostShardIsLeftOutUntilItChanges(t *testing.T) {
 	less.Rows[3].Value = 6
 	if !aimed(less) || !slices.Equal(aims[0].from, []int{3}) {
 		t.Errorf("aimed at %v of %v, want the last", aims[0].from, less.Rows)
+	}
+}
+
+// On Citus, a shard whose node cannot be reached is left out for a second, as if another
+// transaction held it. Otherwise it would be the first choice, because nobody takes from it.
+func TestAShardWhoseNodeIsDownIsLeftOut(t *testing.T) {
+	t.Parallel()
+	const node = "connection to the remote node weir@10.0.0.2:5432 failed with the following error: "
+	for message, out := range map[string]bool{
+		node + "Connection refused\n\tIs the server running on that host?": true,
+		// perhaps only this call has lost its connection
+		node + "connection not open": false,
+	} {
+		synctest.Test(t, func(t *testing.T) { // whose clock stands still
+			l, c, w := looked(t)
+			aims := make([]aim, 1)
+			l.aim(executor{}, c, aims, []*spread.Whole{w}, &holds{}, false)
+			l.send(&aims[0])
+			l.arrive(executor{}, aims[0].sent, &pgconn.PgError{Code: "08006", Message: message})
+			if free := l.books.Free(c[0].Place, four, 0)(3); free == out {
+				t.Errorf("%s: other calls may take from the shard: %v", message, free)
+			}
+			time.Sleep(time.Second)
+			if !l.books.Free(c[0].Place, four, 0)(3) {
+				t.Errorf("%s: a second later the shard is still left out", message)
+			}
+		})
 	}
 }
 

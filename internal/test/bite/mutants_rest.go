@@ -183,6 +183,8 @@ var ofTheRest = []mutant{
 		"c -= bits.RotateLeft32(b, 24)", "c -= bits.RotateLeft32(b, 23)", "HashIsThatOfPostgres", []string{"./internal/limits/ranges"}, false},
 	{"citus: a node that was lost has done nothing", "ratelimit/postgres.go",
 		"`(connection to server |", "`(|connection to server |", "ALostNode", core, true},
+	{"citus: shards of a lost node are the first choice", "ratelimit/sharded.go",
+		"isConflict(err) || isUnreachable(err)", "isConflict(err) || false && isUnreachable(err)", "WhoseNodeIsDown", core, true},
 	{"lost statement: fails the transaction", "ratelimit/postgres.go",
 		" || s == statementLost", "", "PreparedStatementThatIsLost", whole, false},
 	{"lost statement: the transaction runs again for ever", "ratelimit/intx.go",
