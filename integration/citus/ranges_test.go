@@ -73,6 +73,7 @@ func (b *batches) crowd(
 	var starved atomic.Bool
 	granted := make([]int, n)
 	waits.Add(n)
+	began := time.Now() // a lane that waits for the connection for long decides other calls beside that
 	for i := range n {
 		wg.Go(func() {
 			ctx := &parked{Context: t.Context(), waits: &waits}
@@ -88,7 +89,6 @@ func (b *batches) crowd(
 		})
 	}
 	waits.Wait() // the more come by then, the more are decided together
-	began := time.Now()
 	conn.Release()
 	wg.Wait()
 	slow := time.Since(began) > 500*time.Millisecond
