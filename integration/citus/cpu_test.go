@@ -2,6 +2,7 @@ package citus
 
 import (
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -57,6 +58,25 @@ func cpu(postmaster string) (sum float64) {
 		}
 	}
 	return sum
+}
+
+// machine is the CPU time that all cores of this machine have had so far, and how much of it was
+// used, in microseconds. Both are 0 where /proc/stat is about other cores than this process has, as
+// in some containers.
+func machine() (had, used float64) {
+	raw, _ := os.ReadFile("/proc/stat")
+	if strings.Count(string(raw), "\ncpu") != runtime.NumCPU() {
+		return 0, 0
+	}
+	sum, _, _ := strings.Cut(string(raw), "\n")
+	const idle, iowait = 3, 4                        // after user, nice and system
+	for i, field := range strings.Fields(sum)[1:9] { // the others are parts of these
+		n, _ := strconv.ParseFloat(field, 64)
+		if had += n * tick; i != idle && i != iowait {
+			used += n * tick
+		}
+	}
+	return had, used
 }
 
 // cost is what n calls that run makes have used of the servers, a call: on the coordinator and on
