@@ -267,7 +267,7 @@ func TestOthersGoByTheClockOfTheNodeConnectedTo(t *testing.T) {
 // A slot that is held by that clock is held, whatever the clock of the worker that has its row shows.
 func TestSlotsGoByTheClockOfTheNodeConnectedTo(t *testing.T) {
 	nodes := skewed(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	one := slots.MustDefine("slot", 1)
 	for _, from := range nodes {

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -66,7 +65,7 @@ func TestADeadlockOfTwoWorkersIsRunAgain(t *testing.T) {
 			locked.Add(2)
 			for _, steps := range c.steps {
 				both.Go(func() {
-					ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+					ctx, cancel := context.WithTimeout(t.Context(), patience)
 					defer cancel()
 					meet := sync.OnceFunc(func() { locked.Done(); locked.Wait() })
 					err := l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {

@@ -159,7 +159,7 @@ func own(ctx context.Context, pool *pgxpool.Pool, work func(context.Context, pgx
 // recovered waits until no node has a transaction left whose outcome it does not know.
 func recovered(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := pgtest.Recover(ctx, pool); err != nil {
 		t.Fatal(err)

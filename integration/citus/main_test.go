@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -95,7 +94,7 @@ func TestWhatABackendHasPreparedEndsWhenItIsAskedFor(t *testing.T) {
 	if _, err := worker.Exec(t.Context(), `BEGIN; PREPARE TRANSACTION '`+orphan+`'`); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := pgtest.Recover(ctx, pool); err != nil {
 		t.Error(err)

@@ -34,12 +34,12 @@ func TestATakeThatWasUnderWayWhenItsWorkerWasLostHasAnUnknownOutcome(t *testing.
 	defer on.Close()
 	// The worker commits, and answers when a standby has done so, too. There is none.
 	exec(t, on, `ALTER SYSTEM SET synchronous_standby_names = 'nobody'`, `SELECT pg_reload_conf()`)
-	taken, deadline := 0.0, time.Now().Add(2*time.Minute)
+	taken, deadline := 0.0, time.Now().Add(patience)
 	answer := make(chan error, 1)
 	begin := func() {
 		taken++
 		go func() {
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 			defer cancel()
 			answer <- take.Consume(ctx, budget.For("k"))
 		}()
