@@ -65,7 +65,7 @@ func TestEachShardHasItsShare(t *testing.T) {
 		want := []float64{capacity, others, others, rate, othersRate, othersRate}
 		var capacities, rates []float64
 		if err := pool.QueryRow(t.Context(), `SELECT array_agg(capacity ORDER BY shard), array_agg(rate ORDER BY shard)
-			FROM weir_balance WHERE name = 'share' AND shard > 0`).Scan(&capacities, &rates); err != nil {
+			FROM weir_balance WHERE name = 'share' AND key = 'k' AND shard > 0`).Scan(&capacities, &rates); err != nil {
 			t.Fatal(err)
 		}
 		if got := slices.Concat(capacities, rates); !slices.Equal(got, want) {
