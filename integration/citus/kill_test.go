@@ -73,49 +73,36 @@ func TestKilledNodesKeepTokensAndRowsTogether(t *testing.T) {
 	exec(t, pool, `CREATE TABLE work (id bigint PRIMARY KEY, key text NOT NULL, tokens float8 NOT NULL)`)
 	l := limiter(t, ratelimit.Config{Citus: true})
 	outcome := &told{kinds: map[string]int{}}
-	ctx, stop := context.WithCancel(t.Context())
 	began := time.Now()
-	var callers sync.WaitGroup
-	for n := range 8 {
-		callers.Go(func() {
-			for ctx.Err() == nil {
-				id := outcome.transactions.Add(1)
-				key, tokens := fmt.Sprint("k", rand.IntN(8)), float64(1+rand.IntN(5))
-				call, cancel := context.WithTimeout(ctx, 10*time.Second)
-				committing := false
-				work := func(ctx context.Context, tx pgx.Tx) error {
-					if err := l.Consume(ctx, tx, budget.For(key).Count(tokens)); err != nil {
-						return err
-					}
-					_, err := tx.Exec(ctx, `INSERT INTO work VALUES ($1, $2, $3)`, id, key, tokens)
-					return err
-				}
-				var err error
-				if n%2 == 0 {
-					err = l.InTx(call, pool, work)
-				} else {
-					err = own(call, pool, work, &committing)
-				}
-				outcome.note(id, err, committing)
-				cancel()
+	stop := callUntilStopped(8, func(n int) {
+		id := outcome.transactions.Add(1)
+		key, tokens := fmt.Sprint("k", rand.IntN(8)), float64(1+rand.IntN(5))
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		committing := false
+		work := func(ctx context.Context, tx pgx.Tx) error {
+			if err := l.Consume(ctx, tx, budget.For(key).Count(tokens)); err != nil {
+				return err
 			}
-		})
-	}
-	rounds := roundsOfKills()
-	for round := range rounds {
-		time.Sleep(time.Duration(200+rand.IntN(400)) * time.Millisecond) // a moment that is nobody's choice
-		node := c[round%len(c)]
-		if err := node.Kill(); err != nil {
-			t.Error(err)
-			break
+			_, err := tx.Exec(ctx, `INSERT INTO work VALUES ($1, $2, $3)`, id, key, tokens)
+			return err
 		}
-		if err := node.Restart(t.Context()); err != nil {
-			t.Error(err)
-			break
+		var err error
+		if n%2 == 0 {
+			err = l.InTx(ctx, pool, work)
+		} else {
+			err = own(ctx, pool, work, &committing)
 		}
-	}
+		outcome.note(id, err, committing)
+	})
+	defer stop()
+	kills := killEach(t, c, func() int {
+		outcome.mu.Lock()
+		defer outcome.mu.Unlock()
+		return len(outcome.committed)
+	})
+	// No call is cancelled: a COMMIT that is under way might end between two reads.
 	stop()
-	callers.Wait()
 	came := time.Since(began).Hours() // a token comes an hour
 	recovered(t, pool)
 
@@ -132,7 +119,7 @@ func TestKilledNodesKeepTokensAndRowsTogether(t *testing.T) {
 	if n := scan[int](t, pool, `SELECT count(*) FROM work WHERE id = ANY ($1::bigint[])`, outcome.not); n != 0 {
 		t.Errorf("%d transactions were committed that their callers were told were not", n)
 	}
-	t.Logf("%d kills, %d transactions: %d committed, %d not, %d unknown", rounds,
+	t.Logf("%d kills, %d transactions: %d committed, %d not, %d unknown", kills,
 		outcome.transactions.Load(), len(outcome.committed), len(outcome.not), outcome.unknown)
 	for text, n := range outcome.kinds {
 		t.Logf("%6d %s", n, text)
