@@ -4,12 +4,14 @@ import (
 	"flag"
 	"testing"
 
+	"github.com/weir-go/weir/internal/test/engines"
 	"github.com/weir-go/weir/internal/test/names"
 )
 
 var update = flag.Bool("update", false, "write testdata/statements.sql anew")
 
-// Every statement over slots, as it is sent, stands in a file.
+// Every statement over slots, as it is sent, stands in a file. Each parameter has a type, as Citus
+// wants it.
 func TestGoldenFileHasEveryStatement(t *testing.T) {
 	t.Parallel()
 	s := newStatements("public")
@@ -35,6 +37,11 @@ func TestGoldenFileHasEveryStatement(t *testing.T) {
 		"renew.several": s.renew.several, "renew.one": s.renew.one,
 		"release.several": s.release.several, "release.one": s.release.one,
 		"count.several": s.count.several, "count.one": s.count.one,
+	}
+	for name, sql := range texts {
+		if untyped := engines.Untyped(sql); len(untyped) > 0 {
+			t.Errorf("%s has no type for the parameters %v", name, untyped)
+		}
 	}
 	names.Golden(t, texts, func(name string) string { return purposes[name] }, *update)
 }
