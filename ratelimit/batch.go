@@ -148,8 +148,15 @@ func (l *Limiter) shadowsTogether(
 		if err != nil {
 			return err
 		}
+		var held holds
+		held.upTo(takes[len(takes)-1].c.Row)
 		for _, c := range again {
-			r, err := l.rateLimitShards(ctx, x, []call{*c}, false, takes)
+			one := []call{*c}
+			seen, _, err := l.look(ctx, x, one, nil, false, nil)
+			if err != nil {
+				return err
+			}
+			r, err := l.decide(ctx, x, one, false, seen, held)
 			if err := decided(c, r, err); err != nil {
 				return err
 			}
@@ -206,7 +213,7 @@ func (l *Limiter) takeOrLook(
 		}
 	}
 	for _, s := range looks {
-		v := s.Decide(&s.c.Ask)
+		v := s.c.Decide(s.balance(), s.answer.at.UnixMicro())
 		if s.closed() || v.OK {
 			again = append(again, s.c)
 			continue

@@ -22,7 +22,7 @@ func (l *Limiter) expected(calls []call) bool {
 // scarce reports whether a call may be about to queue in vain: for a contended row that has denied
 // such calls lately. Its turn in the queue comes only when all transactions before it have taken,
 // worked and committed, so a look is cheap beside that. If nothing was denied lately, tokens are
-// ample, and a look would only add a round trip to every grant.
+// ample, and a look would only add a round trip to every grant. Takes from shards do not queue.
 //
 // It is for calls that can look before their transaction begins. Within the transaction a look
 // would take the snapshot, and then it is too late to queue.
@@ -32,7 +32,7 @@ func (l *Limiter) scarce(x executor, calls []call) bool {
 	}
 	for i := range calls {
 		c := &calls[i]
-		if l.contended.Has(c.Row) && l.denials.Lately(&c.Row, &c.Ask) {
+		if l.contended.Has(c.Row) && l.denials.Lately(&c.Row, &c.Ask) && !l.mayHaveShards(c) {
 			return true
 		}
 	}

@@ -79,15 +79,15 @@ func (x executor) fresh() bool {
 // So it has no snapshot, and has written nothing. It is known only if InTx has yet to send BEGIN.
 func (x executor) alone() bool { return x.single || x.lazy != nil && !x.lazy.begun }
 
-// aside runs looks before the transaction begins, and reports whether it has: see canLookAside. A
-// call that is denied this way needs no BEGIN and no ROLLBACK.
-func (x executor) aside(ctx context.Context, looks []*statement, exact bool) (bool, error) {
+// aside runs looks, before the transaction begins if it can: see canLookAside. A call that is
+// denied this way needs no BEGIN and no ROLLBACK.
+func (x executor) aside(ctx context.Context, looks []*statement, exact bool) error {
 	if !x.canLookAside(exact) {
-		return false, nil
+		return x.run(ctx, looks)
 	}
 	x.count()
 	_, err := sendBatch(ctx, x.lazy.conn, looks)
-	return err == nil, err
+	return err
 }
 
 // canLookAside reports whether InTx has yet to begin the transaction. With exact it is false for a
@@ -121,12 +121,10 @@ func (x executor) restart(ctx context.Context, looks []*statement) (bool, error)
 	return true, nil
 }
 
-// doubt is for a denial that was read by aside. If the transaction begins after all and keeps one
-// snapshot, it looks again with confirm as it begins: otherwise each statement reads anew.
-func (x executor) doubt(confirm confirmation) {
-	if x.lazy != nil && !x.lazy.begun && x.attempt.keepsSnapshot() {
-		x.lazy.unsure = confirm
-	}
+// doubts reports whether a denial was read by aside and needs a confirmation if the transaction
+// begins after all: it does if that keeps one snapshot. Otherwise each statement reads anew.
+func (x executor) doubts() bool {
+	return x.lazy != nil && !x.lazy.begun && x.attempt.keepsSnapshot()
 }
 
 // transaction identifies the transaction, as a map key. It is nil for an attempt of InTx, which

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/weir-go/weir/internal/grace"
 	"github.com/weir-go/weir/internal/limits/spread"
@@ -10,50 +11,52 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// look reads limits with all their shards, before the transaction begins if it can. It adds shards
-// to limits that should have more.
-func (l *Limiter) look(ctx context.Context, x executor, calls []call) ([]*spread.Whole, error) {
-	looks := l.looksAtShards(calls)
-	did, err := x.aside(ctx, looks, false)
-	if err == nil && !did {
-		err = x.run(ctx, looks)
-	}
-	if err != nil {
-		return nil, explain(ctx, err, "look at", calls)
-	}
-	return l.grown(ctx, x, looks, calls, false)
-}
-
-// lookAgain reads limits after a take was denied, or failed in a conflict. It gives back what the
-// transaction has taken; or if nothing else was sent in the transaction, it rolls it back, so that
-// the caller's code need not run again.
-func (l *Limiter) lookAgain(
-	ctx context.Context, x executor, takes []*statement, calls []call, first bool, failed error,
+// look reads limits, before the transaction begins if it can, and adds shards to those that should
+// have more.
+//
+// takes were denied just before, or have failed in a conflict. look gives back what they have
+// taken. Or with first, if nothing else was sent in the transaction, it rolls that back and reports
+// it, so that the caller's code need not run again. It does so if a limit of the call is known to
+// have shards by now, or if a row turns out to be closed: its limit has shards. Otherwise the rows
+// stay locked, so the next take decides.
+func (l *Limiter) look(
+	ctx context.Context, x executor, calls []call, takes []*statement, first bool, failed error,
 ) (seen []*spread.Whole, restarted bool, err error) {
-	looks := l.looksAtShards(calls)
-	gives := l.gives(takes)
+	gives, looks := l.gives(takes), l.looksAt(calls)
+	trip := looks
 	if len(gives) > 0 {
+		trip = slices.Concat(gives, looks)
 		var cancel context.CancelFunc
 		// otherwise the transaction could go on with only a part of the call taken
 		ctx, cancel = grace.After(ctx)
 		defer cancel()
 	}
-	if first {
-		restarted, err = x.restart(ctx, looks)
-	}
-	switch {
-	case !restarted && failed != nil:
-		return nil, false, explain(ctx, failed, "take", calls)
-	case !restarted && err == nil:
-		err = x.run(ctx, append(gives, looks...))
-	}
-	if err != nil {
-		return nil, false, explain(ctx, err, "look at", calls)
+	exact := !slices.ContainsFunc(looks, (*statement).ofShards)
+	// others of the process may have forgotten the shards since the takes, or learnt of some
+	anew := first && len(takes) > 0 && (!exact || slices.ContainsFunc(takes, (*statement).ofShards))
+	for {
+		if anew {
+			restarted, err = x.restart(ctx, looks)
+		}
+		if failed != nil && !restarted {
+			return nil, false, explain(ctx, failed, "take", calls)
+		}
+		if err == nil && (!anew || !restarted) {
+			err = x.aside(ctx, trip, exact)
+		}
+		if err != nil {
+			return nil, false, explain(ctx, err, "look at", calls)
+		}
+		if !slices.ContainsFunc(looks, (*statement).closed) {
+			break
+		}
+		looks = l.looksAtShards(calls)
+		trip, exact, anew = looks, false, first && !restarted
 	}
 	for i := range calls {
 		calls[i].forget()
 	}
-	seen, err = l.grown(ctx, x, looks, calls, !restarted)
+	seen, err = l.grown(ctx, x, looks, calls, len(takes) > 0 && !restarted)
 	return seen, restarted, err
 }
 
@@ -64,9 +67,9 @@ func (l *Limiter) grown(
 	ctx context.Context, x executor, looks []*statement, calls []call, locked bool,
 ) ([]*spread.Whole, error) {
 	for range rounds {
-		seen, err := l.seen(x, looks, calls)
+		seen, err := l.seen(ctx, x, looks, calls)
 		if err != nil {
-			return nil, explain(ctx, err, "look at", calls)
+			return nil, err
 		}
 		again := false
 		for i := range calls {
@@ -101,18 +104,22 @@ func (l *Limiter) grown(
 var errMoving = errors.New("its shards keep changing")
 
 // seen returns what looks have read, and remembers it in the books.
-func (l *Limiter) seen(x executor, looks []*statement, calls []call) ([]*spread.Whole, error) {
+func (l *Limiter) seen(
+	ctx context.Context, x executor, looks []*statement, calls []call,
+) ([]*spread.Whole, error) {
 	seen := make([]*spread.Whole, len(calls))
 	for i, s := range looks {
 		c := &calls[i]
-		w, valid := s.look.whole()
+		w, valid := s.saw()
 		if !valid {
 			l.books.Forget(c.Place)
-			return nil, errHead(s.look.number)
+			return nil, explain(ctx, errHead(s.look.number), "look at", calls)
 		}
-		if seen[i] = w; w.Layout == shard.Single {
+		switch seen[i] = w; {
+		case s.look == nil: // the books do not have a limit without shards
+		case w.Layout == shard.Single:
 			l.books.Forget(c.Place)
-		} else {
+		default:
 			l.remembered(c, w, x)
 		}
 	}
@@ -138,29 +145,46 @@ func (l *Limiter) making(c *call, x executor) {
 	l.books.Making(c.Place, x.transaction())
 }
 
-func (l *Limiter) looksAtShards(calls []call) []*statement {
-	looks := make([]*statement, len(calls))
-	for i := range calls {
-		c := &calls[i]
-		looks[i] = &statement{c: c, sql: l.sql.LookShards, args: []any{c.Name, c.Key, l.now()},
-			look: new(look), here: l.here()}
-		if l.cfg.Citus && c.Key == "" {
-			looks[i].sql, looks[i].args = l.sql.LookSpread, append(looks[i].args, l.homes(c.Key))
+// looksAt returns what reads limits: of one that is not known to have shards only its row.
+func (l *Limiter) looksAt(calls []call) []*statement {
+	return forEach(calls, func(c *call) *statement {
+		if l.mayHaveShards(c) {
+			return l.lookShardsOf(c)
 		}
+		return l.lookOf(c)
+	})
+}
+
+func (l *Limiter) looksAtShards(calls []call) []*statement {
+	return forEach(calls, l.lookShardsOf)
+}
+
+func (l *Limiter) lookShardsOf(c *call) *statement {
+	s := &statement{c: c, sql: l.sql.LookShards, args: []any{c.Name, c.Key, l.now()},
+		look: new(look), here: l.here()}
+	if l.cfg.Citus && c.Key == "" {
+		s.sql, s.args = l.sql.LookSpread, append(s.args, l.homes(c.Key))
 	}
-	return looks
+	return s
 }
 
 // see reads limits with all their shards, and changes nothing.
 func (l *Limiter) see(ctx context.Context, x executor, calls []call) ([]*spread.Whole, error) {
 	looks := l.looksAtShards(calls)
-	err := x.run(ctx, looks)
-	var seen []*spread.Whole
-	if err == nil {
-		seen, err = l.seen(x, looks, calls)
-	}
-	if err != nil {
+	if err := x.run(ctx, looks); err != nil {
 		return nil, explain(ctx, err, "look at", calls)
 	}
-	return seen, nil
+	return l.seen(ctx, x, looks, calls)
+}
+
+// peek is see, but reads only the row of a limit that is not known to have shards.
+func (l *Limiter) peek(ctx context.Context, x executor, calls []call) ([]*spread.Whole, error) {
+	looks := l.looksAt(calls)
+	if err := x.run(ctx, looks); err != nil {
+		return nil, explain(ctx, err, "look at", calls)
+	}
+	if slices.ContainsFunc(looks, (*statement).closed) {
+		return l.see(ctx, x, calls)
+	}
+	return l.seen(ctx, x, looks, calls)
 }

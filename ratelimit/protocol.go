@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/weir-go/weir/internal/grace"
 	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/internal/limits/spread"
 )
 
 // The protocol.
@@ -31,6 +33,9 @@ import (
 // LOOK also goes first, before BEGIN, if the call would otherwise queue for a row that has denied
 // such calls lately: see scarce. The committed balance decides, as if the call had come before the
 // transactions that have the row locked.
+//
+// A limit without shards is a limit with one. Only the first TAKE of its row is special, because
+// most calls need nothing else: see rateLimit. What shards add is in sharded.go.
 
 // rounds bounds how often TAKE and LOOK are repeated. Repetition is needed only if no lock is held
 // between them, or the database's clock is set back.
@@ -44,46 +49,118 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call) (Resu
 			return res, nil
 		}
 	}
-	if l.sharded(calls) {
-		return l.rateLimitShards(ctx, x, calls, first, nil)
-	}
-	looked := x.fresh() && l.expected(calls) || l.scarce(x, calls)
-	for round := 1; ; round++ {
-		if looked {
-			res, err := l.foresee(ctx, x, calls)
-			if err != nil || !res.OK {
-				return res, err
-			}
-			if l.sharded(calls) {
-				return l.rateLimitShards(ctx, x, calls, first, nil)
-			}
-		}
-		takes := forEach(calls, l.takeOf)
-		if x.single && len(takes) > 1 { // the first would be committed although the second denies
+	var seen []*spread.Whole
+	var held holds
+	var err error
+	switch {
+	case x.fresh() && l.expected(calls) || l.scarce(x, calls):
+		seen, _, err = l.look(ctx, x, calls, nil, first, nil)
+	case !l.sharded(calls):
+		if x.single && len(calls) > 1 { // the first would be committed although the second denies
 			return Result{}, errUndecided
 		}
-		err := x.run(ctx, takes)
+		takes := forEach(calls, l.takeOf)
+		failed := x.run(ctx, takes)
 		stamp(takes)
-		if err != nil {
+		if failed != nil {
 			if x.stepwise {
 				l.undo(ctx, x, takes)
 			}
-			return Result{}, explain(ctx, err, "take", calls)
+			return Result{}, explain(ctx, failed, "take", calls)
 		}
 		if res, ok := granted(takes, calls); ok {
 			return res, nil
 		}
-		res, closed, err := l.denied(ctx, x, takes, calls)
-		if closed {
-			return l.rateLimitShards(ctx, x, calls, first, takes)
+		var restarted bool
+		seen, restarted, err = l.look(ctx, x, calls, takes, first, nil)
+		if !restarted && !x.single {
+			held.upTo(takes[len(takes)-1].c.Row)
 		}
-		if err != nil || !res.OK {
-			return res, err
+	}
+	if err != nil {
+		return Result{}, err
+	}
+	return l.decide(ctx, x, calls, first, seen, held)
+}
+
+// decide is rateLimit for calls that a TAKE of their only rows does not decide. With first, nothing
+// but this call has sent anything in the transaction. seen is what LOOK has just read, or nil, and
+// held what the call has locked.
+func (l *Limiter) decide(
+	ctx context.Context, x executor, calls []call, first bool, seen []*spread.Whole, held holds,
+) (Result, error) {
+	for i := range calls {
+		calls[i].Most = l.books.Asked(calls[i].Place, calls[i].Count)
+	}
+	var aims []aim
+	var restarted bool
+	var err error
+	if seen == nil {
+		aims = make([]aim, len(calls))
+		if !l.guess(x, calls, aims) {
+			seen, _, err = l.look(ctx, x, calls, nil, first, nil)
 		}
-		if round == rounds {
+	}
+	if err != nil {
+		return Result{}, err
+	}
+	for round := 1; ; round++ {
+		if seen != nil {
+			if res := l.judge(seen, calls); !res.OK {
+				if x.doubts() {
+					x.lazy.unsure = l.stillDenied(seen, calls, x.attempt.again)
+				}
+				return res, nil
+			}
+			if aims == nil {
+				aims = make([]aim, len(calls))
+			}
+			if round > rounds || !l.aim(x, calls, aims, seen, &held, round == rounds) {
+				return l.takenAgain(aims, seen, calls)
+			}
+		}
+		var takes []*statement
+		for i := range aims {
+			l.send(&aims[i])
+			// so that calls made before the answer avoid these shards
+			for _, s := range aims[i].sent {
+				for row := range s.claims {
+					l.books.Claim(row, x.session())
+				}
+			}
+			takes = append(takes, aims[i].sent...)
+		}
+		if x.single && len(takes) > 1 {
 			return Result{}, errUndecided
 		}
-		looked = false
+		sent := time.Now()
+		failed := x.run(ctx, takes)
+		if slices.ContainsFunc(takes, func(s *statement) bool { return s.parts > 0 }) {
+			takes = l.apart(x, aims)
+		}
+		l.arrive(x, takes, failed)
+		switch {
+		case failed == nil:
+			if res, ok := l.grantedShards(aims, seen, calls); ok {
+				return res, nil
+			}
+			for i := range seen { // unless the takes went by what was remembered
+				l.lose(&aims[i], seen[i])
+			}
+		case !first || round == rounds || !isConflict(failed) ||
+			slices.ContainsFunc(takes, func(s *statement) bool { return s.whole == nil }):
+			// for the row of a limit without shards InTx queues after a conflict
+			if x.stepwise {
+				l.undo(ctx, x, takes)
+			}
+			return Result{}, explain(ctx, failed, "take", calls)
+		}
+		if seen, restarted, err = l.look(ctx, x, calls, takes, first, failed); err != nil {
+			return Result{}, err
+		}
+		if !restarted && !x.single {
+			held.add(aims, seen, time.Since(sent))
+		}
 	}
 }
 
@@ -153,59 +230,35 @@ func granted(takes []*statement, calls []call) (Result, bool) {
 	return res, true
 }
 
-// denied gives back what was taken, and looks at all balances, in one trip. It decides nothing if a
-// row is closed: it is of an old layout, because its limit has shards now.
-func (l *Limiter) denied(
-	ctx context.Context, x executor, takes []*statement, calls []call,
-) (res Result, closed bool, err error) {
-	trip := l.gives(takes)
-	given := len(trip)
-	if given > 0 {
-		var cancel context.CancelFunc
-		// otherwise the transaction could go on with only a part of the call taken
-		ctx, cancel = grace.After(ctx)
-		defer cancel()
-	}
-	for i := range calls {
-		calls[i].forget()
-		trip = append(trip, l.lookOf(&calls[i]))
-	}
-	if err := x.run(ctx, trip); err != nil {
-		return Result{}, false, explain(ctx, err, "look at", calls)
-	}
-	if slices.ContainsFunc(trip[given:], (*statement).closed) {
-		return Result{}, true, nil
-	}
-	return judge(l, trip[given:], calls), false, nil
-}
-
-// foresee is checkRateLimit for a call that is expected to be denied: it looks before the
-// transaction begins, if it can.
-func (l *Limiter) foresee(ctx context.Context, x executor, calls []call) (Result, error) {
-	looks := forEach(calls, l.lookOf)
-	did, err := x.aside(ctx, looks, true)
-	switch {
-	case err != nil:
-		return Result{}, explain(ctx, err, "look at", calls)
-	case !did || slices.ContainsFunc(looks, (*statement).closed):
-		return l.checkRateLimit(ctx, x, calls)
-	}
-	res := judge(l, looks, calls)
-	if res.OK { // the take decides anew
-		return res, nil
-	}
-	x.doubt(func() ([]*statement, func() error) {
-		again := forEach(calls, l.lookOf)
-		return again, func() error {
-			for i := range again {
-				if again[i].balance() != looks[i].balance() {
+// stillDenied returns what confirms, within a transaction, a denial that was read before BEGIN. If
+// no limit of the call has shards, the balances must be the same. If they are not, the transaction
+// runs again, and then reads them within itself, so it runs once more at the most. Otherwise it
+// would read before BEGIN again. So the balances of such a call may have changed, if they would
+// still have denied it. again says that the transaction runs again already.
+func (l *Limiter) stillDenied(seen []*spread.Whole, calls []call, again bool) confirmation {
+	return func() ([]*statement, func() error) {
+		looks := l.looksAt(calls)
+		same := !again && !slices.ContainsFunc(looks, (*statement).ofShards)
+		return looks, func() error {
+			denied := false
+			for i, s := range looks {
+				w, valid := s.saw()
+				if !valid {
+					return nil // the next look reports it
+				}
+				// a row that was closed since denies nothing: its limit has shards now
+				if (same || s.closed()) && w.Rows[0] != seen[i].Rows[0] {
 					return notConfirmed{}
 				}
+				_, ok := w.Plan(&calls[i].Ask, seen[i].At, false, nil)
+				denied = denied || !ok
+			}
+			if !denied {
+				return notConfirmed{}
 			}
 			return nil
 		}
-	})
-	return res, nil
+	}
 }
 
 // confirmation returns statements that look again at balances that were read before the transaction
@@ -235,32 +288,22 @@ func (l *Limiter) checkRateLimit(ctx context.Context, x executor, calls []call) 
 	if l.cfg.RememberDenials && x.alone() {
 		l.watch(calls)
 	}
-	if !l.sharded(calls) {
-		looks := forEach(calls, l.lookOf)
-		if err := x.run(ctx, looks); err != nil {
-			return Result{}, explain(ctx, err, "look at", calls)
-		}
-		if !slices.ContainsFunc(looks, (*statement).closed) {
-			return judge(l, looks, calls), nil
-		}
-	}
-	seen, err := l.see(ctx, x, calls)
+	seen, err := l.peek(ctx, x, calls)
 	if err != nil {
 		return Result{}, err
 	}
-	return judge(l, seen, calls), nil
+	return l.judge(seen, calls), nil
 }
 
-// decider decides calls of one limit: the answer of a look at its row, or all of its shards.
-type decider interface {
-	Decide(a *algebra.Ask) algebra.Verdict
-}
-
-// judge returns the Result of calls whose balances were read, and takes nothing.
-func judge[D decider](l *Limiter, seen []D, calls []call) Result {
-	verdicts := make([]algebra.Verdict, len(calls))
+// judge returns the Result of calls whose limits were read, and takes nothing.
+func (l *Limiter) judge(seen []*spread.Whole, calls []call) Result {
+	var fewVerdicts [few]algebra.Verdict // as in granted
+	verdicts := fewVerdicts[:0]
+	if len(calls) > few {
+		verdicts = make([]algebra.Verdict, 0, len(calls))
+	}
 	for i := range calls {
-		verdicts[i] = seen[i].Decide(&calls[i].Ask)
+		verdicts = append(verdicts, seen[i].Decide(&calls[i].Ask))
 	}
 	return l.judged(calls, verdicts)
 }

@@ -159,7 +159,7 @@ func (l *Limiter) rowsOf(
 		layout = shard.Single
 	}
 	if layout.Shards < c.shards {
-		seen, err := l.look(ctx, x, []call{*c})
+		seen, _, err := l.look(ctx, x, []call{*c}, nil, false, nil)
 		if err != nil {
 			return nil, err
 		}

@@ -137,7 +137,11 @@ func (s *sending) look(
 	if slices.ContainsFunc(looks, (*statement).closed) {
 		return Result{}, errAgain
 	}
-	return judge(s.l, looks, calls), nil
+	seen, err := s.l.seen(ctx, executor{}, looks, calls)
+	if err != nil {
+		return Result{}, err
+	}
+	return s.l.judge(seen, calls), nil
 }
 
 // trip counts a round trip for the Observer.

@@ -1,29 +1,25 @@
 package ratelimit
 
 import (
-	"context"
 	"slices"
-	"time"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
 	"github.com/weir-go/weir/internal/limits/spread"
 	"github.com/weir-go/weir/shard"
 )
 
-// The protocol for limits with shards. It is that of protocol.go, after a choice of shards. TAKE
-// goes to one shard that is known to have enough tokens, and that no other transaction is known to
-// hold. If there is none, or TAKE fails, LOOK reads all shards, decides for the limit as a whole,
-// and says where to take. A large reservation is taken from several shards, in equal parts and in
-// one statement if it can be.
+// What the protocol does if limits have shards. TAKE goes to one shard that is known to have enough
+// tokens, and that no other transaction is known to hold. If there is none, or TAKE fails, LOOK
+// reads all shards, decides for the limit as a whole, and says where to take. A large reservation
+// is taken from several shards, in equal parts and in one statement if it can be.
 //
 // A take does not wait for a shard that another take or a give-back holds, unless more than half of
 // the shards have enough. So no caller waits for a row that another one may empty. It does wait for
 // a transaction that has charged, paused, reset or resharded there.
 //
-// A take that was denied has still locked its shard. If nothing else was sent in the transaction,
-// it is rolled back, LOOK is sent on its own, and TAKE begins a new transaction: the caller has
-// seen nothing of the first. Otherwise the transaction takes only from that shard and from rows that
-// come after it in the order of locks, as two callers could deadlock.
+// A take that was denied has still locked its shard. If the transaction is not rolled back, it
+// takes only from that shard and from rows that come after it in the order of locks, as two callers
+// could deadlock.
 //
 // If a shard did not grant what LOOK had seen in it, and the next LOOK finds it unchanged, another
 // transaction holds it. The call leaves it out until it changes. A call that may not wait is denied
@@ -36,93 +32,14 @@ const alone = 0
 // have some.
 func (l *Limiter) sharded(calls []call) bool {
 	for i := range calls {
-		if calls[i].shards > 1 || l.books.Has(calls[i].Place) {
+		if l.mayHaveShards(&calls[i]) {
 			return true
 		}
 	}
 	return false
 }
 
-// rateLimitShards is rateLimit for limits with shards. With first, nothing but this call has sent
-// anything in the transaction. met is the takes with which rateLimit has found that a limit has
-// shards; they were given back, and their rows are locked.
-func (l *Limiter) rateLimitShards(
-	ctx context.Context, x executor, calls []call, first bool, met []*statement,
-) (Result, error) {
-	for i := range calls {
-		calls[i].Most = l.books.Asked(calls[i].Place, calls[i].Count)
-	}
-	var held holds
-	aims := make([]aim, len(calls))
-	var seen []*spread.Whole
-	var restarted bool
-	var err error
-	switch {
-	case met != nil:
-		seen, restarted, err = l.lookAgain(ctx, x, nil, calls, first, nil)
-		if !restarted && !x.single {
-			held.upTo(met[len(met)-1].c.Row)
-		}
-	case x.fresh() && l.expected(calls) || !l.guess(x, calls, aims):
-		seen, err = l.look(ctx, x, calls)
-	}
-	if err != nil {
-		return Result{}, err
-	}
-	for round := 1; ; round++ {
-		if seen != nil {
-			if res := judge(l, seen, calls); !res.OK {
-				x.doubt(l.stillDenied(calls))
-				return res, nil
-			}
-			if round > rounds || !l.aim(x, calls, aims, seen, &held, round == rounds) {
-				return l.takenAgain(aims, seen, calls)
-			}
-		}
-		var takes []*statement
-		for i := range aims {
-			l.send(&aims[i])
-			// so that calls made before the answer avoid these shards
-			for _, s := range aims[i].sent {
-				for row := range s.claims {
-					l.books.Claim(row, x.session())
-				}
-			}
-			takes = append(takes, aims[i].sent...)
-		}
-		if x.single && len(takes) > 1 {
-			return Result{}, errUndecided
-		}
-		sent := time.Now()
-		failed := x.run(ctx, takes)
-		if slices.ContainsFunc(takes, func(s *statement) bool { return s.parts > 0 }) {
-			takes = l.apart(x, aims)
-		}
-		l.arrive(x, takes, failed)
-		switch {
-		case failed == nil:
-			if res, ok := l.grantedShards(aims, seen, calls); ok {
-				return res, nil
-			}
-			for i := range seen { // unless the takes went by what was remembered
-				l.lose(&aims[i], seen[i])
-			}
-		case !first || round == rounds || !isConflict(failed) ||
-			slices.ContainsFunc(takes, func(s *statement) bool { return s.whole == nil }):
-			// for the row of a limit without shards InTx queues after a conflict
-			if x.stepwise {
-				l.undo(ctx, x, takes)
-			}
-			return Result{}, explain(ctx, failed, "take", calls)
-		}
-		if seen, restarted, err = l.lookAgain(ctx, x, takes, calls, first, failed); err != nil {
-			return Result{}, err
-		}
-		if !restarted && !x.single {
-			held.add(aims, seen, time.Since(sent))
-		}
-	}
-}
+func (l *Limiter) mayHaveShards(c *call) bool { return c.shards > 1 || l.books.Has(c.Place) }
 
 // arrive records which shards the takes took from, and what they left there.
 func (l *Limiter) arrive(x executor, takes []*statement, err error) {
@@ -200,7 +117,7 @@ func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call) (Re
 	verdicts := make([]algebra.Verdict, len(calls))
 	for i := range calls {
 		c := &calls[i]
-		if verdicts[i] = seen[i].Decide(&c.Ask); aims[i].layout != shard.Single || len(aims) == 1 {
+		if verdicts[i] = seen[i].Decide(&c.Ask); aims[i].layout != shard.Single {
 			verdicts[i] = seen[i].Lost(&c.Ask)
 			c.watched = 0 // there are tokens: this denial answers no other call
 		}
@@ -212,24 +129,8 @@ func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call) (Re
 	return Result{}, errUndecided
 }
 
-// stillDenied returns what confirms, within a transaction, a denial that was read before BEGIN.
-func (l *Limiter) stillDenied(calls []call) confirmation {
-	return func() ([]*statement, func() error) {
-		again := l.looksAtShards(calls)
-		return again, func() error {
-			for i, s := range again {
-				w, valid := s.look.whole()
-				if !valid {
-					return nil // the next look reports it
-				}
-				if _, ok := w.Plan(&calls[i].Ask, w.At, false, nil); !ok {
-					return nil
-				}
-			}
-			return notConfirmed{}
-		}
-	}
-}
+// ofShards reports whether s takes from the shards of a limit, or reads all of them.
+func (s *statement) ofShards() bool { return s.whole != nil || s.look != nil }
 
 // closed reports whether the row belongs to a former layout of its limit.
 func (s *statement) closed() bool {

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/internal/limits/spread"
 	"github.com/weir-go/weir/internal/limits/statements"
 	"github.com/weir-go/weir/internal/limits/where"
 	"github.com/weir-go/weir/shard"
@@ -111,9 +112,18 @@ func (s *statement) balance() algebra.Balance {
 	return b
 }
 
-// Decide decides on the row that a look has read.
-func (s *statement) Decide(a *algebra.Ask) algebra.Verdict {
-	return a.Decide(s.balance(), s.answer.at.UnixMicro())
+// saw returns what a look has read. It is not valid if the head says what is no layout.
+func (s *statement) saw() (w *spread.Whole, valid bool) {
+	if s.look != nil {
+		return s.look.whole()
+	}
+	var one struct { // one allocation
+		spread.Whole
+		row [1]algebra.Balance
+	}
+	one.row[0] = s.balance()
+	one.Whole = spread.Whole{Layout: shard.Single, Rows: one.row[:], At: s.answer.at.UnixMicro()}
+	return &one.Whole, true
 }
 
 // number returns a stored value as arithmetic needs it: NaN and infinity count as full, as in SQL's
@@ -228,7 +238,13 @@ func (l *Limiter) closedOf(c *call, sql string, at *pausing, more ...any) (all [
 }
 
 func (l *Limiter) lookOf(c *call) *statement {
-	return &statement{c: c, sql: l.sql.Look, args: []any{c.Name, l.home(c), c.Shard, l.now()},
+	var name any // see ruleArgs
+	if c.args != nil {
+		name = c.args.name
+	} else {
+		name = c.Name
+	}
+	return &statement{c: c, sql: l.sql.Look, args: []any{name, l.home(c), c.Shard, l.now()},
 		looks: true, here: l.here()}
 }
 

@@ -96,21 +96,9 @@ func (r Result) taken() ([]call, error) {
 }
 
 func (l *Limiter) value(ctx context.Context, x executor, calls []call) (State, error) {
-	c, sharded := &calls[0], l.sharded(calls)
-	var b algebra.Balance
-	if !sharded {
-		look := l.lookOf(c)
-		if err := x.run(ctx, []*statement{look}); err != nil {
-			return State{}, explain(ctx, err, "look at", calls)
-		}
-		b, sharded = c.At(look.balance(), look.answer.at.UnixMicro()), look.closed()
+	seen, err := l.peek(ctx, x, calls)
+	if err != nil {
+		return State{}, err
 	}
-	if sharded {
-		seen, err := l.see(ctx, x, calls)
-		if err != nil {
-			return State{}, err
-		}
-		b = seen[0].Sum(&c.Rule, seen[0].At)
-	}
-	return c.state(b), nil
+	return calls[0].state(seen[0].Sum(&calls[0].Rule, seen[0].At)), nil
 }

@@ -83,6 +83,9 @@ func Largest(a *algebra.Ask, s *algebra.Shares) (most, share float64) {
 
 // Decide decides as the limit as a whole does.
 func (w *Whole) Decide(a *algebra.Ask) algebra.Verdict {
+	if w.Layout == shard.Single {
+		return a.Decide(w.Rows[0], w.At)
+	}
 	before := w.Sum(&a.Rule, w.At)
 	if p, ok := w.Plan(a, w.At, false, nil); ok {
 		after := &Whole{w.Layout, slices.Clone(w.Rows), w.At}
