@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -16,11 +17,11 @@ import (
 
 var scarce = ratelimit.MustDefine("scarce", ratelimit.TokenBucket{Rate: 1, Period: rig.Never}).For("k")
 
-// twice denies scarce once, so that the next denial is expected.
-func twice(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool) {
+// twice has a request denied once, so that the next denial is expected.
+func twice(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.Request) {
 	t.Helper()
 	for _, want := range []bool{true, false} {
-		if res, err := l.Autocommit(pool).RateLimit(t.Context(), scarce); err != nil || res.OK != want {
+		if res, err := l.Autocommit(pool).RateLimit(t.Context(), r); err != nil || res.OK != want {
 			t.Fatal(res, err)
 		}
 	}
@@ -31,7 +32,7 @@ func TestWhoIsDeniedAsExpectedBeginsNoTransaction(t *testing.T) {
 	var count trips
 	pool := pgtest.Pool(t, count.through, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	l := rig.Limiter(t, ratelimit.Config{})
-	twice(t, l, pool)
+	twice(t, l, pool, scarce)
 	deny := func() {
 		err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 			res, err := l.RateLimit(ctx, tx, scarce)
@@ -53,6 +54,8 @@ func TestWhoGoesOnAfterADenialIsDeniedWithinTheTransaction(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
 	plenty := ratelimit.MustDefine("plenty", ratelimit.TokenBucket{Rate: 1000, Period: rig.Never}).For("k")
+	shards := ratelimit.MustDefine("scarceShards", ratelimit.TokenBucket{Rate: 2, Period: rig.Never},
+		ratelimit.Shards(2)).For("k").Count(2)
 	for name, goOn := range map[string]func(ctx context.Context, l *ratelimit.Limiter, tx pgx.Tx) error{
 		"Query": func(ctx context.Context, _ *ratelimit.Limiter, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `SELECT 1`)
@@ -76,38 +79,75 @@ func TestWhoGoesOnAfterADenialIsDeniedWithinTheTransaction(t *testing.T) {
 			return nil
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
+		for _, r := range []ratelimit.Request{scarce, shards} {
+			t.Run(name+"/"+r.Limit().Name(), func(t *testing.T) {
+				t.Parallel()
+				pool := pgtest.Pool(t)
+				l := rig.Limiter(t, ratelimit.Config{})
+				for _, reset := range []bool{false, true} {
+					twice(t, l, pool, r)
+					runs, granted := 0, false
+					err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+						runs++
+						res, err := l.RateLimit(ctx, tx, r)
+						if err != nil {
+							return err
+						}
+						granted = res.OK
+						if reset && runs == 1 { // by another process, which this one does not hear of
+							if err := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool).
+								ResetRateLimit(t.Context(), r); err != nil {
+								t.Error(err)
+							}
+						}
+						return goOn(ctx, l, tx)
+					})
+					wantRuns := 1
+					if reset {
+						wantRuns = 2
+					}
+					if err != nil || runs != wantRuns || granted != reset {
+						t.Errorf("reset %v: %d runs, granted %v, %v", reset, runs, granted, err)
+					}
+					if err := l.Autocommit(pool).ResetRateLimit(t.Context(), r); err != nil {
+						t.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// A denial that nobody expected is one of the transaction, which has the row locked: whoever goes on
+// after it runs once, as others cannot change the balance.
+func TestWhoGoesOnAfterADenialThatNobodyExpectedRunsOnce(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "a caller waits for a lock of one server")
+	limit := ratelimit.MustDefine("unexpected", ratelimit.TokenBucket{Rate: 10, Period: rig.Century}).For("k")
+	for _, level := range rig.Levels {
+		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Pool(t)
-			l := rig.Limiter(t, ratelimit.Config{})
-			for _, reset := range []bool{false, true} {
-				twice(t, l, pool)
-				runs, granted := 0, false
-				err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+			l, other := rig.Limiter(t, ratelimit.Config{}), rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
+			takeOK(t, first(other.RateLimit(t.Context(), limit.Count(3))))
+			runs := 0
+			err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level},
+				func(ctx context.Context, tx pgx.Tx) error {
 					runs++
-					res, err := l.RateLimit(ctx, tx, scarce)
-					if err != nil {
+					if res, err := l.RateLimit(ctx, tx, limit.Count(8)); err != nil || res.OK {
+						t.Errorf("%+v, %v", res, err)
 						return err
 					}
-					granted = res.OK
-					if reset && runs == 1 { // by another process, which this one does not hear of
-						if err := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool).
-							ResetRateLimit(t.Context(), scarce); err != nil {
-							t.Error(err)
-						}
+					short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+					defer cancel()
+					if res, err := other.RateLimit(short, limit); err == nil {
+						t.Errorf("another one has changed the balance: %+v", res)
 					}
-					return goOn(ctx, l, tx)
+					_, err := tx.Exec(ctx, `SELECT 1`)
+					return err
 				})
-				wantRuns := 1
-				if reset {
-					wantRuns = 2
-				}
-				if err != nil || runs != wantRuns || granted != reset {
-					t.Errorf("reset %v: %d runs, granted %v, %v", reset, runs, granted, err)
-				}
-				if err := l.Autocommit(pool).ResetRateLimit(t.Context(), scarce); err != nil {
-					t.Fatal(err)
-				}
+			if err != nil || runs != 1 {
+				t.Errorf("%d runs, %v", runs, err)
 			}
 		})
 	}
@@ -125,7 +165,7 @@ func TestADenialIsOfTheSnapshotThatTheTransactionKeeps(t *testing.T) {
 		takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), shards)))
 	}
 	rig.Exec(t, pool, `UPDATE weir_balance SET value = 0 WHERE shard > 0`) // as another process might
-	twice(t, l, pool)
+	twice(t, l, pool, scarce)
 	runs, granted, seen := 0, false, 0
 	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
 		runs++
@@ -153,39 +193,133 @@ func TestADenialIsOfTheSnapshotThatTheTransactionKeeps(t *testing.T) {
 }
 
 // A callback that goes on after a denial runs once more at the most, however often others take from
-// the same balance. At READ COMMITTED it runs once.
+// the same balance. At READ COMMITTED, and if a limit of the call has shards, it runs once.
 func TestADenialOfABusyBalanceRunsOnceMore(t *testing.T) {
 	t.Parallel()
-	for _, level := range rig.Levels {
-		t.Run(string(level), func(t *testing.T) {
+	rule := ratelimit.TokenBucket{Rate: 10, Period: rig.Century}
+	row := ratelimit.MustDefine("busy", rule).For("k")
+	shards := ratelimit.MustDefine("busy", rule, ratelimit.Shards(2)).For("k")
+	free := ratelimit.MustDefine("free", rule, ratelimit.Shards(2)).For("k")
+	shut := ratelimit.MustDefine("shut", rule).For("k")
+	for name, c := range map[string]struct {
+		busy   ratelimit.Request
+		others []ratelimit.Request
+		runs   int // above READ COMMITTED
+	}{
+		"a row":                           {row, nil, 2},
+		"shards":                          {shards, nil, 1},
+		"a row, beside shards":            {row, []ratelimit.Request{free}, 1},
+		"a row, beside one that was shut": {row, []ratelimit.Request{shut}, 2},
+	} {
+		// the transaction sees the balance that has denied it, except on Citus
+		keeps := name == "a row" && !pgtest.Citus()
+		for _, level := range rig.Levels {
+			t.Run(name+"/"+string(level), func(t *testing.T) {
+				t.Parallel()
+				pool := pgtest.Pool(t)
+				l, other := rig.Limiter(t, ratelimit.Config{}), rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
+				takeOK(t, first(other.RateLimit(t.Context(), c.busy.Count(3))))
+				for _, r := range c.others {
+					rig.Take(t, l.Autocommit(pool), r)
+				}
+				rig.Exec(t, pool, `UPDATE weir_balance SET value = '-Infinity' WHERE name = 'shut'`) // by hand
+				call := append([]ratelimit.Request{c.busy.Count(8)}, c.others...)
+				if res, err := l.Autocommit(pool).RateLimit(t.Context(), call...); err != nil || res.OK {
+					t.Fatal(res, err)
+				}
+				want := c.runs
+				if level == pgx.ReadCommitted {
+					want = 1
+				}
+				runs := 0
+				err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level},
+					func(ctx context.Context, tx pgx.Tx) error {
+						runs++
+						res, err := l.RateLimit(ctx, tx, call...)
+						if err != nil || res.OK || !rig.Near(res.Outcomes[0].Value, float64(8-runs)) {
+							t.Errorf("%+v, %v", res, err)
+						}
+						takeOK(t, first(other.RateLimit(t.Context(), c.busy)))
+						if _, err := tx.Exec(ctx, `SELECT 1`); err != nil || !keeps || level == pgx.ReadCommitted {
+							return err
+						}
+						s, err := l.Value(ctx, tx, c.busy)
+						if err != nil || !rig.Near(s.Value, res.Outcomes[0].Value) {
+							t.Errorf("%+v, %v; it was denied with %v", s, err, res.Outcomes[0].Value)
+						}
+						return err
+					})
+				if err != nil || runs != want {
+					t.Errorf("%d runs, want %d, %v", runs, want, err)
+				}
+			})
+		}
+	}
+}
+
+// A denial is looked at again as of its own time: tokens that have flowed in since make nobody run
+// again.
+func TestTokensThatFlowInAfterADenialRunNobodyAgain(t *testing.T) {
+	t.Parallel()
+	rule := ratelimit.TokenBucket{Rate: 10, Period: time.Hour}
+	for name, r := range map[string]ratelimit.Request{
+		"a row":  ratelimit.MustDefine("flows", rule).For("k").Count(10),
+		"shards": ratelimit.MustDefine("flows", rule, ratelimit.Shards(2)).For("k").Count(10),
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool := pgtest.Pool(t)
-			l, other := rig.Limiter(t, ratelimit.Config{}), rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
-			limit := ratelimit.MustDefine("busy", ratelimit.TokenBucket{Rate: 10, Period: rig.Century}).For("k")
-			takeOK(t, first(other.RateLimit(t.Context(), limit.Count(3))))
-			if res, err := l.Autocommit(pool).RateLimit(t.Context(), limit.Count(8)); err != nil || res.OK {
-				t.Fatal(res, err)
-			}
-			want := 2
-			if level == pgx.ReadCommitted {
-				want = 1
-			}
+			pool, clock := pgtest.Pool(t), rig.Clock()
+			l := rig.Limiter(t, ratelimit.Config{Clock: clock.Now})
+			twice(t, l, pool, r)
 			runs := 0
-			err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level},
-				func(ctx context.Context, tx pgx.Tx) error {
-					runs++
-					res, err := l.RateLimit(ctx, tx, limit.Count(8))
-					if err != nil || res.OK || !rig.Near(res.Outcomes[0].Value, float64(8-runs)) {
-						t.Errorf("%+v, %v", res, err)
-					}
-					takeOK(t, first(other.RateLimit(t.Context(), limit)))
-					_, err = tx.Exec(ctx, `SELECT 1`)
+			err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+				runs++
+				res, err := l.RateLimit(ctx, tx, r)
+				if err != nil || res.OK {
+					t.Errorf("%+v, %v", res, err)
 					return err
-				})
-			if err != nil || runs != want {
-				t.Errorf("%d runs, want %d, %v", runs, want, err)
+				}
+				clock.Add(res.RetryAfter() + time.Second)
+				_, err = tx.Exec(ctx, `SELECT 1`)
+				return err
+			})
+			if err != nil || runs != 1 {
+				t.Errorf("%d runs, %v", runs, err)
 			}
 		})
+	}
+}
+
+// A limit that has got shards since it denied a call is looked at again, also if another limit of the
+// call had shards all along: its row is closed, which says nothing.
+func TestALimitThatGetsShardsAfterADenialIsLookedAtAgain(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "its conflicts are those of SERIALIZABLE, which is not the default there")
+	rule := ratelimit.TokenBucket{Rate: 2, Period: rig.Never}
+	grows := ratelimit.MustDefine("grows", rule).For("k").Count(2)
+	grown := ratelimit.MustDefine("grows", rule, ratelimit.Shards(2)).For("k")
+	free := ratelimit.MustDefine("free", rule, ratelimit.Shards(2)).For("k")
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	rig.Take(t, l.Autocommit(pool), free)
+	twice(t, l, pool, grows)
+	runs, granted := 0, false
+	err := l.InTx(t.Context(), pool, func(ctx context.Context, tx pgx.Tx) error {
+		runs++
+		res, err := l.RateLimit(ctx, tx, grows, free)
+		if err != nil {
+			return err
+		}
+		if granted = res.OK; runs == 1 { // by another process, which this one does not hear of
+			if err := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool).
+				ResetRateLimit(t.Context(), grown); err != nil {
+				t.Error(err)
+			}
+		}
+		_, err = tx.Exec(ctx, `SELECT 1`)
+		return err
+	})
+	if err != nil || runs != 2 || !granted {
+		t.Errorf("%d runs, granted %v, %v", runs, granted, err)
 	}
 }
 

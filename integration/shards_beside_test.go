@@ -2,11 +2,13 @@ package integration
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/internal/test/rig"
@@ -41,35 +43,49 @@ func TestACallThatHoldsARowWaitsForNoShardBeforeIt(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
 	rule := ratelimit.TokenBucket{Rate: 40, Period: rig.Century}
-	sharded := ratelimit.MustDefine("a", rule, ratelimit.Shards(4)).For("k")
-	stale := ratelimit.MustDefine("a", rule).For("k")
-	row := ratelimit.MustDefine("b", rule).For("k")
-	const first = `(SELECT min(shard) FROM weir_balance WHERE name = 'a' AND shard > 0)`
+	const first = `(SELECT min(shard) FROM weir_balance WHERE name LIKE 'a%' AND shard > 0)`
 	for name, c := range map[string]struct {
-		request ratelimit.Request
-		held    string // the shards that the other transaction holds
-		before  string // what the limiter has seen of them
-		learns  bool   // the limiter learns of the shards after the first trip
+		knows  bool   // the limiter knows that the limit should have shards
+		held   string // the shards that the other transaction holds
+		before string // what the limiter has seen of them
+		learns bool   // the limiter learns of the shards after the first trip
+		batch  bool   // the call is a batch, and its limits are shadows
 	}{
-		"the shard with the tokens was emptied": {request: sharded, held: `shard > ` + first,
+		"the shard with the tokens was emptied": {knows: true, held: `shard > ` + first,
 			before: `CASE WHEN shard = ` + first + ` THEN 10 ELSE 0 END`},
-		"the limit has shards now":              {request: stale, held: `shard > 0`},
-		"and others of the process learn of it": {request: stale, held: `shard > 0`, learns: true},
+		"the limit has shards now":              {held: `shard > 0`},
+		"and others of the process learn of it": {held: `shard > 0`, learns: true},
+		"the shadow of a batch has shards now":  {held: `shard > 0`, batch: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool, l := pgtest.Pool(t, rig.Most(6)), rig.Limiter(t, ratelimit.Config{})
-			auto := l.Autocommit(pool)
+			auto, decide, left := l.Autocommit(pool), l.RateLimit, 39.0
+			var options []ratelimit.Option
+			if c.batch {
+				options, left = append(options, ratelimit.Shadow()), 38 // a shadow takes by itself
+				decide = func(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
+					res, _, err := l.RateLimitMany(ctx, tx, [][]ratelimit.Request{requests})
+					return res, err
+				}
+			}
+			stale := ratelimit.MustDefine("a", rule, options...).For("k")
+			row := ratelimit.MustDefine("b", rule, options...).For("k")
+			sharded := ratelimit.MustDefine("a", rule, append(options, ratelimit.Shards(4))...).For("k")
+			request := stale
+			if c.knows {
+				request = sharded
+			}
 			for _, r := range []ratelimit.Request{sharded, row} {
 				rig.Take(t, rig.Limiter(t, ratelimit.Config{}).Autocommit(pool), r)
 			}
 			if c.before != "" {
-				rig.Exec(t, pool, `UPDATE weir_balance SET value = `+c.before+` WHERE name = 'a' AND shard > 0`)
+				rig.Exec(t, pool, `UPDATE weir_balance SET value = `+c.before+` WHERE name LIKE 'a%' AND shard > 0`)
 				if _, err := auto.CheckRateLimit(t.Context(), sharded); err != nil {
 					t.Fatal(err)
 				}
 			}
-			rig.Exec(t, pool, `UPDATE weir_balance SET value = CASE WHEN `+c.held+` THEN 10 ELSE 0 END WHERE name = 'a' AND shard > 0`)
+			rig.Exec(t, pool, `UPDATE weir_balance SET value = CASE WHEN `+c.held+` THEN 10 ELSE 0 END WHERE name LIKE 'a%' AND shard > 0`)
 
 			other := rig.Begin(t, pool, pgx.ReadCommitted)
 			lock := func(of string) {
@@ -79,7 +95,7 @@ func TestACallThatHoldsARowWaitsForNoShardBeforeIt(t *testing.T) {
 					_ = other.Rollback(t.Context())
 				}
 			}
-			lock(`name = 'a' AND ` + c.held)
+			lock(`name LIKE 'a%' AND ` + c.held)
 			tx := rig.Begin(t, pool, pgx.ReadCommitted)
 			pid := tx.Conn().PgConn().PID()
 			learn := func() {
@@ -94,7 +110,7 @@ func TestACallThatHoldsARowWaitsForNoShardBeforeIt(t *testing.T) {
 			defer cancel()
 			ended := make(chan answer, 1)
 			go func() {
-				res, err := l.RateLimit(ctx, afterTrip{tx, new(sync.Once), learn}, c.request, row)
+				res, err := decide(ctx, afterTrip{tx, new(sync.Once), learn}, request, row)
 				ended <- answer{res, err}
 				_ = tx.Commit(context.Background())
 			}()
@@ -107,16 +123,17 @@ func TestACallThatHoldsARowWaitsForNoShardBeforeIt(t *testing.T) {
 				}
 				return goesOn
 			})
-			lock(`name = 'b'`)
+			lock(`name LIKE 'b%'`)
 			got := <-ended
 			if got.err != nil {
 				t.Fatal(got.err)
 			}
-			if ahead := got.res.RetryAfter(); got.res.OK || ahead > 100*time.Millisecond {
-				t.Errorf("granted: %v, retry after %v; want a denial for at most 100 ms", got.res.OK, ahead)
+			of := got.res.Outcomes[0]
+			if ahead := of.RetryAt.Sub(got.res.At); of.OK || ahead > 100*time.Millisecond {
+				t.Errorf("granted: %v, retry after %v; want a denial for at most 100 ms", of.OK, ahead)
 			}
 			rig.Commit(t, other)
-			wantValue(t, l, pool, row, 39)
+			wantValue(t, l, pool, row, left)
 		})
 	}
 }
@@ -130,20 +147,32 @@ func TestACallThatLearnsOfShardsRunsOnce(t *testing.T) {
 	stale := ratelimit.MustDefine("a", rule).For("k")
 	row := ratelimit.MustDefine("b", rule).For("k")
 	for _, level := range rig.Levels {
-		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
-			rig.Take(t, rig.Limiter(t, ratelimit.Config{}).Autocommit(pool), sharded)
-			runs := 0
-			err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
-				runs++
-				return l.Consume(ctx, tx, stale, row)
+		for _, others := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v/others of the process learn of them first: %v", level, others), func(t *testing.T) {
+				t.Parallel()
+				var learn afterBatch
+				pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &learn })
+				l := rig.Limiter(t, ratelimit.Config{})
+				rig.Take(t, rig.Limiter(t, ratelimit.Config{}).Autocommit(pool), sharded)
+				if others {
+					pgtest.OneServer(t, "what reads the shards is no batch on one server")
+					learn.do = func() {
+						if _, err := l.Autocommit(pool).CheckRateLimit(t.Context(), sharded); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+				runs := 0
+				err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
+					runs++
+					return l.Consume(ctx, tx, stale, row)
+				})
+				if err != nil || runs != 1 {
+					t.Errorf("%v in %d runs", err, runs)
+				}
+				wantValue(t, l, pool, sharded, 38)
+				wantValue(t, l, pool, row, 39)
 			})
-			if err != nil || runs != 1 {
-				t.Errorf("%v in %d runs", err, runs)
-			}
-			wantValue(t, l, pool, sharded, 38)
-			wantValue(t, l, pool, row, 39)
-		})
+		}
 	}
 }

@@ -267,9 +267,56 @@ func TestACallThatTookNothingIsNotGranted(t *testing.T) {
 	full := &spread.Whole{Layout: shard.Single, Rows: make([]algebra.Balance, 1), At: noon}
 	aims := []aim{{layout: shard.Single}, {layout: shard.Single}}
 	calls := resolved(t, pears.For("x"), apples.For("x"))
-	if res, err := l.takenAgain(aims, []*spread.Whole{full, full}, calls); !errors.Is(err, errUndecided) {
-		t.Errorf("%+v, %v", res, err)
+	for n := 1; n <= 2; n++ {
+		res, err := l.takenAgain(aims[:n], []*spread.Whole{full, full}, calls[:n])
+		if !errors.Is(err, errUndecided) {
+			t.Errorf("%d limits: %+v, %v", n, res, err)
+		}
 	}
+}
+
+// What reads a limit reads its only row, unless it should have shards or is known to have some: a
+// transaction then depends on no more than that row.
+func TestALimitWithoutShardsIsReadByItsRow(t *testing.T) {
+	t.Parallel()
+	l, c, _ := looked(t)
+	unshared := MustDefine("plums", TokenBucket{Rate: 40, Period: time.Hour})
+	shared := MustDefine("dates", TokenBucket{Rate: 40, Period: time.Hour}, Shards(4))
+	for name, tc := range map[string]struct {
+		call call
+		want string
+	}{
+		"none":                    {resolved(t, apples.For("x"))[0], l.sql.Look},
+		"should have some":        {resolved(t, shared.Global())[0], l.sql.LookShards},
+		"is known to have some":   {resolved(t, unshared.Global())[0], l.sql.LookShards},
+		"has some of another key": {resolved(t, unshared.For("x"))[0], l.sql.Look},
+		"both":                    {c[0], l.sql.LookShards},
+	} {
+		if s := l.looksAt([]call{tc.call})[0]; s.sql != tc.want {
+			t.Errorf("%s: it is read with %s", name, s.sql)
+		}
+	}
+}
+
+// A call looks before it queues for a row that is short of tokens. Takes from shards do not queue.
+func TestALimitWithShardsIsNotScarce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // as a row is contended for a while only
+		l, c, _ := looked(t)
+		x := executor{lazy: &lazyTx{}, attempt: &attempt{l: l}}
+		row := resolved(t, apples.For("x"))
+		for _, calls := range [][]call{c, row} {
+			l.contended.Note(calls[0].Row)
+			l.noted(&calls[0], &algebra.Verdict{At: noon, RetryAt: noon + time.Hour.Microseconds(),
+				After: algebra.Balance{PausedUntil: algebra.Open}})
+		}
+		if l.scarce(x, c) {
+			t.Error("a limit with shards is")
+		}
+		if !l.scarce(x, row) || !l.scarce(x, append(row, c...)) {
+			t.Error("a limit without shards is not")
+		}
+	})
 }
 
 // A call that has lost its tokens in a limit with shards to others takes nothing from a limit

@@ -37,7 +37,7 @@ var ofEdges = []mutant{
 	{"coalesce: a call whose look is cut off is answered twice", "ratelimit/together.go",
 		"slices.Contains(unseen, r)", "r.at == 0", "LookIsCutOff", []string{"./integration"}, true},
 	{"coalesce: several limits are taken trip by trip", "ratelimit/protocol.go",
-		"if x.single && len(takes) > 1 {", "if x.single && len(takes) > 2 {", "SeveralLimitsAreNotTaken", []string{"./ratelimit"}, true},
+		"if x.single && len(calls) > 1 {", "if x.single && len(calls) > 2 {", "SeveralLimitsAreNotTaken", []string{"./ratelimit"}, true},
 	{"coalesce: denials of shards are not remembered", "ratelimit/alone.go",
 		"				c.l.noted(&w.calls[0], &w.verdicts[0])\n", "", "DenialsOfCoalescedCalls", []string{"./integration"}, true},
 }
