@@ -38,7 +38,8 @@ package ratelimit
 //
 // One call of one limit, in one row. What is sent is in package internal/limits/statements:
 //
-//	protocol.go      how a call is decided: take, look, take again; why it needs two statements
+//	protocol.go      how a call is decided, whether its limits have shards or not: take, look, take
+//	                 again; why it needs two statements
 //	statement.go     one statement: its text, its arguments and its answer
 //	execute.go       the executor: where statements go; how they are sent in a pgx transaction
 //	citus.go         on Citus: whose clock decides, the keys under which rows are stored, and the
@@ -90,9 +91,10 @@ package ratelimit
 // grant as one limit, RetryAt, and how a count is divided over them. Package internal/limits/book
 // remembers what a process knows of the shards:
 //
-//	sharded.go       the protocol where a limit has shards
+//	sharded.go       which limits may have shards; what takes from shards have left; denies a call
+//	                 whose shards others hold
 //	aim.go           chooses the shard or shards that a call takes from
-//	look_shards.go   reads all shards of a limit, and adds shards that are missing
+//	look_shards.go   reads limits, with all shards or the only row; adds shards that are missing
 //	whole.go         the shards of a limit, as they were read, and calls for single shards
 //	reshard.go       changes the number of shards, and keeps every token
 //
