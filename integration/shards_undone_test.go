@@ -67,3 +67,28 @@ func TestShardsThatWereRolledBackAreNotTried(t *testing.T) {
 		t.Errorf("%d round trips after a rollback, %d without", after, without)
 	}
 }
+
+// A caller that comes while another one makes the shards of a limit waits for that before it locks
+// any row. So it never holds what the other transaction may still need.
+func TestACallThatWaitsForNewShardsHoldsNothing(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
+	rule := ratelimit.TokenBucket{Rate: 40, Period: rig.Never}
+	row := ratelimit.MustDefine("a", rule).For("k")
+	sharded := ratelimit.MustDefine("b", rule, ratelimit.Shards(4)).For("k")
+	pool := pgtest.Pool(t)
+	l := rig.Limiter(t, ratelimit.Config{})
+	makes, waits := rig.Begin(t, pool, pgx.ReadCommitted), rig.Begin(t, pool, pgx.ReadCommitted)
+	for range 2 { // the first one makes them
+		takeOK(t, first(l.RateLimit(t.Context(), makes, sharded)))
+	}
+	done := waiting(t, pool, waits, func() (ratelimit.Result, error) {
+		return l.RateLimit(t.Context(), waits, row, sharded)
+	})
+	takeOK(t, first(l.RateLimit(t.Context(), makes, row)))
+	rig.Commit(t, makes)
+	if a := <-done; a.err != nil || !a.res.OK {
+		t.Errorf("%+v, %v, want it granted", a.res, a.err)
+	}
+	rig.Commit(t, waits)
+}

@@ -74,7 +74,7 @@ var ofShards = []mutant{
 	{"shards: the old ones stay open", "ratelimit/reshard.go",
 		"\tb.Value = algebra.Closed\n\treturn l.put(&row, b)", "\treturn l.put(&row, b)", "Reshard|Stale", whole, true},
 	{"shards: they are known before they are committed", "ratelimit/reshard.go",
-		"\tl.making(c, x)\n\thead := l.headOf(c)\n\t// The row", "\tl.books.Forget(c.Place)\n\thead := l.headOf(c)\n\t// The row", "RolledBackAreNotTried", whole, true},
+		"\tl.making(c, x)\n\thead := l.headOf(c)\n\t// The row", "\tl.books.Forget(c.Place)\n\thead := l.headOf(c)\n\t// The row", "WaitsForNewShards", whole, true},
 	{"shards: what has come since a denial was there before it", "ratelimit/aim.go",
 		"at := w.At - before.Microseconds() - 1", "at := w.At", "AShardThatFills", core, false},
 	{"shards: a wrong one is held while others are waited for", "ratelimit/protocol.go",
