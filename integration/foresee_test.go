@@ -118,8 +118,8 @@ func TestWhoGoesOnAfterADenialIsDeniedWithinTheTransaction(t *testing.T) {
 	}
 }
 
-// A denial that nobody expected is one of the transaction, which has the row locked: whoever goes on
-// after it runs once, as others cannot change the balance.
+// If nobody expected the denial, it was read in the transaction, which has the row locked. Others
+// cannot change the balance then, so a callback that goes on runs once.
 func TestWhoGoesOnAfterADenialThatNobodyExpectedRunsOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "a caller waits for a lock of one server")

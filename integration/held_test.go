@@ -95,7 +95,7 @@ func TestHeldRowsLeaveThePoolToOthers(t *testing.T) {
 	})
 }
 
-// earlyKeys is how many keys have one in each of two lanes, but for once in 2^39.
+// earlyKeys keys are all in one of two lanes once in 2^39 times.
 const earlyKeys = 40
 
 // busyLanes makes a call for each of some keys while the gate is shut, until each lane has a batch
