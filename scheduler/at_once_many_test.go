@@ -73,8 +73,7 @@ func TestManyJobsThatWaitForSlotsLeaveOthersAlone(t *testing.T) {
 		return slices.Contains(numbersOf(c.j.await(t, 0)), free)
 	})
 	c.awaitWaiting(n + keys)
-	// Until the others are moved, on a busy machine for some seconds, workers put off one by one.
-	if fetched := c.count(`SELECT count(*) FROM river_job WHERE metadata ? 'snoozes'`); fetched > n/2 {
+	if fetched := c.count(`SELECT count(*) FROM river_job WHERE metadata ? 'snoozes'`); fetched > n/10 {
 		t.Errorf("%d of %d jobs were fetched to be put off", fetched, n)
 	} else {
 		t.Logf("%d of %d jobs were fetched to be put off", fetched, n)

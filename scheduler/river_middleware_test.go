@@ -117,7 +117,7 @@ func TestAWorkersMiddlewareHoldsAllConnections(t *testing.T) {
 			}}
 		}
 		s.insertDue(t, s.f.client, 30, time.Second, nil)
-		noTokens := newListener("could not") // take its tokens, or have its limits read: it is put off
+		noTokens := newListener("could not take its tokens")
 		s.client(t, workers(4), func(c *river.Config) { c.Logger = slog.New(noTokens) })
 		for deadline := time.Now().Add(4 * time.Minute); worked.Load() < 34 && time.Now().Before(deadline); {
 			time.Sleep(5 * time.Millisecond) // each look waits for a connection first, so this may take long
