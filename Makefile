@@ -15,8 +15,8 @@ FUZZTIME ?= 20s
 # Tests that draw at random, or break what they stand on: WEIR_TEST_DURATION is for how long each of them goes on. Without it each
 # does a few rounds. The timeout only ends a test that hangs.
 RANDOM_TESTS := Linearizable|AtOnce|ModelDoes|OneBalance|Pruning|InspectReads|Faults|Kill|Cut|Shut|Terminated|Silent|Canceled|GiveUp|Timeouts|ReadOnly|Scheduled|UnderLoad|FirstUses
-# Tests of thousands of jobs, which would keep make test waiting.
-LARGE_TESTS := MoreThanAThousandThatAreLate|ManyJobsThatWaitForSlots
+# Tests that would keep make test waiting: those that call rig.Large.
+LARGE_TESTS := MoreThanAThousandThatAreLate|EightHundredJobsAreAvailableAhead|ManyJobsHaveThePlaces|ManyJobsThatWaitForSlots|DeniedInPart|EveryLineHasItsTurn|AreChargedWhatTheyUse
 TIMEOUT := -timeout=30m
 export GOFLAGS ?= -mod=readonly
 
@@ -73,7 +73,8 @@ test/citus: ## Run the tests on a Citus cluster, where there is a server that ha
 	@[ -n "$$WEIR_CITUS_URL" ] || bin=$$(./scripts/citus) || exit 0; \
 	set -ex; [ -n "$$WEIR_CITUS_URL" ] || export WEIR_CITUS_BIN=$$bin; \
 	$(GO) test -count=1 -p=1 -parallel=8 -timeout=40m -run '$(CITUS_TESTS)' ./integration ./integration/model ./integration/citus \
-		./slots ./lockout ./fair ./httplimit ./dashboard ./inspect ./weirtest ./scheduler ./internal/jobs/...; \
+		./slots ./lockout ./fair ./httplimit ./dashboard ./inspect ./weirtest; \
+	WEIR_TEST_DURATION=1s $(GO) test -count=1 -p=1 -parallel=8 -timeout=40m -run '$(CITUS_TESTS)' ./scheduler ./internal/jobs/...; \
 	(cd integration/databasesql && $(GO) test -count=1 -parallel=8 -timeout=20m -run '$(CITUS_TESTS)' .); \
 	cd cmd/weir && $(GO) test -count=1 -run 'OfACluster' .
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/riverqueue/river"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -16,6 +17,7 @@ import (
 // anew, and have other times.
 func TestEightHundredJobsAreAvailableAheadOfTime(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	f, sched, j := exact(t)
 	const n, rate = 3000, 300
 	limit := ratelimit.MustDefine("thousands", ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: ratelimit.Tokens(0)})

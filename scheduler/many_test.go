@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 )
@@ -58,6 +59,7 @@ func balances(ctx context.Context, tx pgx.Tx) (rows []string, values []float64, 
 // all of them took is what they can give back.
 func TestManyJobsHaveThePlacesOfJobsInsertedOneByOne(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	f := setUp(t, scheduler.Config{})
 	var now time.Time
 	var err error

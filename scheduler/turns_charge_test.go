@@ -10,6 +10,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 )
@@ -37,6 +38,7 @@ func (s *stepped) settle(id int64, used ...ratelimit.Request) {
 // Tenants are charged what their jobs have used, not what they were estimated to use.
 func TestTenantsAreChargedWhatTheyUse(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	limit := store(t, 10_000)
 	s := steppedLines(t, scheduler.Line{Limit: limit})
 	s.wait(scheduler.Tenant{Key: "over"}, 200, nil, limit.Global().Count(10))  // uses 1

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 )
@@ -15,6 +16,7 @@ import (
 // There are more lines than a round looks at, and jobs wait in all of them for good.
 func TestEveryLineHasItsTurn(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	const n = 450
 	limit := ratelimit.MustDefine("orgs",
 		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(1), MaxReserved: ratelimit.Tokens(1)})

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 )
@@ -82,6 +83,7 @@ func TestALineTakesFromAllShards(t *testing.T) {
 // denied are given back, and fewer jobs are granted.
 func TestAGrantThatIsDeniedInPartTakesNothing(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	const shards, full, cost = 4, 80, 3
 	limit := ratelimit.MustDefine(t.Name(), ratelimit.TokenBucket{Rate: 1e-3, Period: time.Hour,
 		Capacity: ratelimit.Tokens(full), MaxReserved: ratelimit.Tokens(0.4)}, ratelimit.Shards(shards))

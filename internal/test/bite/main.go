@@ -115,6 +115,7 @@ func (m mutant) bite(ctx context.Context, dir string) (killed bool, output []byt
 	}
 	test := exec.CommandContext(ctx, "go", args...)
 	test.Dir = m.module(".")
+	test.Env = append(os.Environ(), "WEIR_TEST_DURATION=1s") // with those that make test leaves out
 	output, err = test.CombinedOutput()
 	if ctx.Err() != nil {
 		return false, nil, ctx.Err()

@@ -151,7 +151,7 @@ func Granted(res ratelimit.Result, err error) error {
 	return res.Err()
 }
 
-// Large is for a test that takes many seconds of both processors: it runs only where
+// Large is for a test that keeps the processors busy for many seconds: it runs only where
 // WEIR_TEST_DURATION is set, as by make test/stress.
 func Large(t testing.TB) {
 	t.Helper()
