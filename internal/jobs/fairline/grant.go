@@ -34,6 +34,7 @@ type grant struct {
 	seen    time.Time // when the last grant looked, or zero
 	tenants []*queue
 	left    []Row // that leave the line
+	gone    []Row // whose jobs have gone, as they were read
 
 	now   time.Time // by the database's clock
 	limit ratelimit.Outcome
@@ -94,7 +95,7 @@ func (r *Granter) grant(ctx context.Context, of ticket.Row, h *held) (mine, more
 		r.Waker.Add(w.ID, answered.Add(w.Due.Sub(g.now)), false)
 	}
 	h.tenants = len(g.tenants)
-	return g.mine, g.mine && g.more && len(g.moved)+len(g.left) > 0, nil
+	return g.mine, g.mine && g.more && len(g.moved)+len(g.left)+len(g.gone) > 0, nil
 }
 
 func (g *grant) run(ctx context.Context, tx pgx.Tx) error {
@@ -194,9 +195,10 @@ func (g *grant) settle(q *queue) {
 			}
 		}
 		if c.Priority == 0 {
-			corrections = append(corrections, c)
+			corrections, g.left = append(corrections, c), append(g.left, c.Row)
+		} else {
+			g.gone = append(g.gone, c.Row)
 		}
-		g.left = append(g.left, c.Row)
 		return true
 	})
 	for _, c := range corrections {

@@ -75,6 +75,14 @@ WHERE j.id = m.id`
 WHERE name = $1::text AND key = $2::text AND tenant = $3::text AND priority = $4::smallint
 	AND due = $5::timestamptz AND job = $6::bigint`
 
+	// goneSQL has a job leave the line that has gone, unless it was retried by hand since that was
+	// read: it may have been put back in line, in which it still stood.
+	//
+	// $1 name $2 key $3 tenant $4 priority $5 time $6 job
+	goneSQL = leaveSQL + ` AND NOT EXISTS (
+	SELECT FROM {river}river_job WHERE id = $6::bigint AND finalized_at IS NULL
+)`
+
 	// chargeSQL notes what tenants have had.
 	//
 	// $1 name $2 key, and arrays of $3 tenants $4 virtual times $5 credits

@@ -295,6 +295,10 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 		b.Queue(g.SQL(leaveSQL), r.key()...)
 		delete(g.held.warned, r.Job)
 	}
+	for _, r := range g.gone {
+		b.Queue(g.SQL(goneSQL), r.key()...)
+		delete(g.held.warned, r.Job)
+	}
 	var names []string
 	var times, credits []float64
 	for _, q := range g.tenants {

@@ -74,6 +74,8 @@ var ofTheLines = []mutant{
 		"g.covers(r.Count(asked[of]+r.N()))", "g.covers(r)", "CannotBeTakenTogether", jobs, false},
 	{"grant: a job that has gone keeps its place", "internal/jobs/fairline/grant.go",
 		`		case "available", "scheduled", "running", "retryable", "pending":`, `		case "available", "scheduled", "running", "retryable", "pending", "cancelled", "":`, "WhoLeavesTheLine", jobs, false},
+	{"grant: a job that is retried meanwhile loses its place", "internal/jobs/fairline/sql.go",
+		"AND finalized_at IS NULL\n", "AND finalized_at IS NULL AND false\n", "RetriedDuringAGrant", jobs, false},
 	{"grant: a job that runs loses its place", "internal/jobs/fairline/grant.go",
 		`"scheduled", "running", "retryable", "pending":`, `"scheduled":`, "WhoLeavesTheLine", jobs, false},
 	{"grant: however much waits for workers", "internal/jobs/fairline/take.go",
