@@ -71,7 +71,9 @@ type watch struct {
 const (
 	watchEvery = 2 * time.Second
 	overlap    = 10 * time.Minute // a transaction that cancels may take that long
-	lookBack   = 24 * time.Hour
+	lookBack   = 24 * time.Hour   // at first,
+	lookAgain  = time.Hour        // and once all that there were are known
+	mostFound  = 1000             // by one look: see cancelledSQL
 	mostGone   = 10_000
 	freeIn     = 500 * time.Millisecond // a held balance keeps the round waiting
 )
@@ -137,6 +139,11 @@ func (r *Rounds) findGone(
 		if len(held)+len(failed) == 0 && f.At.Before(c.At.Add(-overlap)) {
 			w.from, w.id = f.At, f.ID
 		}
+	}
+	// Or each look would pass over all jobs without tickets that were cancelled in the last day.
+	from := c.At.Add(-lookAgain)
+	if len(found) < mostFound && len(held)+len(failed) == 0 && w.from.Before(from) {
+		w.from, w.id = from, 0
 	}
 	w.forget(c.At)
 
