@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -155,13 +156,14 @@ type backlogged struct {
 }
 
 // clear clears the backlog of a limited worker: all due jobs of its kind in the queue whose limits
-// are out take their places in one go.
+// are out take their places in one go. If somebody holds the balance of some, only these stay.
 func (a *Attempts) clear(job *rivertype.JobRow,
 	requests func(*rivertype.JobRow) []ratelimit.Request) {
 	queue, kind := job.Queue, job.Kind
 	a.beside(queue+" "+kind, 0, func(ctx context.Context) error {
 		turns := map[string]time.Time{} // where the jobs without tokens end
-		return a.EachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) (err error) {
+		held := map[string]error{}      // by what they take from, as turns
+		err := a.EachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) error {
 			groups := map[string][]backlogged{} // by what they take from
 			for _, job := range jobs {
 				// A ticket says where the job belongs, except one that an attempt of a limited worker
@@ -170,20 +172,44 @@ func (a *Attempts) clear(job *rivertype.JobRow,
 					(!t.Known() || !t.Paid || t.IsFor(job.Attempt) || t.First != nil) {
 					continue
 				}
-				if rs := requests(job); len(rs) > 0 {
+				if rs := requests(job); canBeGranted(rs) { // else its own attempt tells
 					of := fmt.Sprintf("%q", ticket.RowsOf(rs))
 					groups[of] = append(groups[of], backlogged{job, rs})
 				}
 			}
 			for of, group := range groups {
-				if err == nil {
-					turns[of], err = a.place(ctx, group, turns[of])
+				if held[of] != nil {
+					continue
 				}
+				turn, err := a.place(ctx, group, turns[of])
+				switch {
+				case riverjob.IsBlocked(err):
+					held[of] = err
+				case err != nil:
+					return err
+				}
+				turns[of] = turn
 			}
-			return err
+			return nil
 		})
+		return errors.Join(err, errors.Join(slices.Collect(maps.Values(held))...))
 	})
 }
+
+// canBeGranted reports whether a job asks for something that its limits can ever grant. One that
+// asks for too much would keep all that are placed with it from reserving, and those behind it
+// waiting until as much had come.
+func canBeGranted(requests []ratelimit.Request) bool {
+	if len(requests) == 0 {
+		return false
+	}
+	full := func(string, string) ratelimit.State { return ratelimit.State{} }
+	_, _, err := ratelimit.Foretell(time.Now(), full, ticket.Reserving(requests)...)
+	return err == nil
+}
+
+// placeIn is how long the backlogs of all keys wait when somebody holds the balance of one.
+const placeIn = time.Second
 
 // place gives jobs of the same limits and keys their places, in their order, and moves them there.
 // If the rule's MaxReserved leaves no room for all of them, each is moved to when its turn comes if
@@ -192,8 +218,11 @@ func (a *Attempts) clear(job *rivertype.JobRow,
 func (a *Attempts) place(
 	ctx context.Context, jobs []backlogged, turn time.Time,
 ) (time.Time, error) {
-	limiter := a.Limiter
-	check, err := limiter.Autocommit(a.Pool).CheckRateLimit(ctx, jobs[0].requests...)
+	limiter, first := a.Limiter, jobs[0].requests
+	check, err := limiter.Autocommit(a.Pool).CheckRateLimit(ctx, first...)
+	if errors.Is(err, ratelimit.ErrNeverGranted) { // at once: it asks for more than the capacity
+		check, err = limiter.Autocommit(a.Pool).CheckRateLimit(ctx, ticket.Reserving(first)...)
+	}
 	if err != nil || check.OK && check.RunAt.IsZero() {
 		return turn, err // there are tokens, and workers take them
 	}
@@ -202,6 +231,9 @@ func (a *Attempts) place(
 		var rows []*rivertype.JobRow
 		for _, j := range jobs {
 			rows = append(rows, j.job)
+		}
+		if err := a.Briefly(ctx, tx, placeIn); err != nil {
+			return err
 		}
 		locked, err := a.Lock(ctx, tx, rows)
 		jobs = slices.DeleteFunc(jobs, func(j backlogged) bool { return !locked[j.job.ID] })
