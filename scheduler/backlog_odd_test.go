@@ -129,3 +129,40 @@ func TestAHeldBalanceHoldsUpNoOtherBacklog(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// The ticket of a job cannot say which of two workers has taken its tokens, so the inner one would
+// let it start without its own. With nothing to take, a worker is in nobody's way.
+func TestALimitInsideAnotherFailsTheAttempt(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("nested",
+		ratelimit.TokenBucket{Rate: 1, Period: never, Capacity: ratelimit.Tokens(1000)})
+	takes := func(key string, takes func(n int) bool) func(*river.Job[sendArgs]) []ratelimit.Request {
+		return func(job *river.Job[sendArgs]) []ratelimit.Request {
+			if !takes(job.Args.N) {
+				return nil
+			}
+			return []ratelimit.Request{limit.For(key)}
+		}
+	}
+	j.wrap = func(w river.Worker[sendArgs]) river.Worker[sendArgs] {
+		inner := scheduler.Limit(w, takes("inner", func(n int) bool { return n != 2 }))
+		return scheduler.Limit(inner, takes("outer", func(n int) bool { return n != 3 }))
+	}
+	f.enqueue(t, 1, 2, 3)
+	j.client(t, sched)
+	var job *rivertype.JobRow
+	eventually(t, "the attempt has failed", func() bool {
+		job = f.job(t, 1)
+		return len(job.Errors) > 0
+	})
+	if why := job.Errors[0].Error; !strings.Contains(why, "inside another one") {
+		t.Errorf("it fails with %q", why)
+	}
+	for _, s := range j.await(t, 2) {
+		if s.n == 1 {
+			t.Error("it was started, without the tokens of the inner worker")
+		}
+		f.ended(t, s.id)
+	}
+}

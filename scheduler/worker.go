@@ -18,7 +18,8 @@ import (
 // Limit limits a worker: before each attempt of a job it takes what requests returns, all of it or
 // none. If the tokens do not exist yet, the job is put in line and snoozed until they do, by the
 // database's clock. That uses up no attempt. The River client needs the configuration of
-// [Scheduler.Configure].
+// [Scheduler.Configure]. For several limits, have requests return several: with a Limit inside
+// another one, the attempt fails.
 //
 // Jobs need not be inserted by [Jobs.InsertTx]. If they are, they take twice: InsertTx for the job
 // as a whole, and Limit for each attempt, as an API counts calls and not jobs. If requests returns
@@ -56,7 +57,7 @@ type limited[T river.JobArgs] struct {
 
 func (w *limited[T]) Work(ctx context.Context, job *river.Job[T]) error {
 	requests := func() []ratelimit.Request { return w.requests(job) }
-	if err := attempt.Take(ctx, requests, w.of); err != nil {
+	if err := attempt.Take(ctx, w, requests, w.of); err != nil {
 		return err
 	}
 	return w.Worker.Work(ctx, job)

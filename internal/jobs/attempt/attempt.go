@@ -40,6 +40,7 @@ type visit struct {
 	used  bool // an attempt before has used what was taken
 	clock riverjob.Clock
 
+	by       any             // the worker made by Limit that has asked for tokens
 	ctx      context.Context //nolint:containedctx // of the attempt
 	requests []ratelimit.Request
 	res      ratelimit.Result

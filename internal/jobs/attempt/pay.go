@@ -17,18 +17,29 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Take takes what requests returns for the attempt in ctx. It returns nil when the tokens exist, or
-// the error that puts the job off until they do. of are the requests of another job of the kind.
+// errNested says what to do instead. The ticket of a job says only that it has paid, so a second
+// worker made by Limit would let it start without its own tokens.
+var errNested = errors.New("scheduler: a worker made by Limit is inside another one: have one Limit return the requests of both")
+
+// Take takes what requests returns for the attempt in ctx, on behalf of the worker by. It returns
+// nil when the tokens exist, or the error that puts the job off until they do. of are the requests
+// of another job of the kind.
 func Take(
-	ctx context.Context, requests func() []ratelimit.Request,
+	ctx context.Context, by any, requests func() []ratelimit.Request,
 	of func(*rivertype.JobRow) []ratelimit.Request,
 ) error {
 	v, err := visiting(ctx, "Limit")
-	if v == nil || v.paid {
+	if v == nil {
 		return err
 	}
 	rs := requests()
-	if len(rs) == 0 {
+	switch {
+	case len(rs) == 0:
+		return nil
+	case v.by != nil && v.by != by:
+		return errNested
+	}
+	if v.by = by; v.paid {
 		return nil
 	}
 	if v.ctx, v.requests = ctx, rs; !v.newer { // else nothing would say at its next start that it has paid
