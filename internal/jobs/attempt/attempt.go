@@ -100,6 +100,7 @@ func (a *Attempts) Work(
 	v := &visit{at: a, job: job, Waiter: riverjob.Waiter{ID: job.ID, Attempt: job.Attempt - 1}}
 	ctx = context.WithValue(ctx, visitKey{}, v)
 	v.Ticket, v.found = ticket.Of(job)
+	v.Ticket.Job = v.ID
 	v.newer = v.found && !v.Ticket.Known()
 	v.Valid = v.found && v.Ticket.Attempt == v.Attempt
 	if v.found && !v.newer && !worknow.Asked(ctx) {
@@ -119,6 +120,7 @@ func (v *visit) begin(ctx context.Context) error {
 	t := &v.Ticket
 	if v.used = t.Used || !v.Valid; t.Paid && v.used && t.First != nil {
 		*t = *t.First // Limit takes anew, and so does the job
+		t.Job = v.ID
 	}
 	if t.Seat != nil && t.Seat.Waits {
 		return v.backInLine(ctx)

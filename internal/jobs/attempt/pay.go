@@ -62,6 +62,7 @@ func Take(
 	first := v.Ticket
 	v.usedUp(&first, v.used)
 	v.Ticket, v.paid, v.used = v.at.Pacing.Ticket(&v.res, v.Attempt, true), true, false
+	v.Ticket.Job = v.ID
 	if len(first.Taken.Takes) > 0 && !first.Paid {
 		v.Ticket.First = &first
 	}
@@ -265,6 +266,7 @@ func (a *Attempts) place(
 			w := &riverjob.Waiter{ID: j.job.ID, At: j.job.ScheduledAt, Due: turn, Differs: all.OK}
 			if all.OK {
 				w.Ticket = a.Pacing.Ticket(&each[i], j.job.Attempt, true)
+				w.Ticket.Job = j.job.ID
 				w.Due = ticket.Latest(w.Ticket.DueAt(), check.At)
 			}
 			moved, turn = append(moved, w), turn.Add(flowing(j.requests, check.Outcomes))

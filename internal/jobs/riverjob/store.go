@@ -135,7 +135,7 @@ func waiters(all *[]*Waiter) (each func(), columns []any) {
 	var raw []byte
 	return func() {
 		read := w
-		if json.Unmarshal(raw, &read.Ticket) != nil {
+		if json.Unmarshal(raw, &read.Ticket) != nil || !read.Ticket.IsOf(w.ID) {
 			read.Ticket = ticket.Ticket{}
 		}
 		read.Valid = read.Ticket.IsFor(w.Attempt)

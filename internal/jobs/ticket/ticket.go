@@ -52,6 +52,7 @@ type Ticket struct {
 	Due     int64                 `json:"due,omitempty"`     // when written; 0 if it need not wait
 	At      int64                 `json:"at,omitempty"`      // when it was given its place in line
 	Attempt int                   `json:"attempt,omitempty"` // attempts made: it is for the next
+	Job     int64                 `json:"job,omitempty"`     // whose it is; 0 before its first start
 	// what it waits for: an index into rows
 	By     int   `json:"by,omitempty"`
 	Jitter int64 `json:"jitter,omitempty"` // how long after its tokens it starts
@@ -85,6 +86,10 @@ func RowsOf(requests []ratelimit.Request) (rows []Row) {
 
 // Known reports whether this release knows what the ticket says.
 func (t *Ticket) Known() bool { return t.Version == Version }
+
+// IsOf reports whether the ticket is a job's own. Programs give the metadata of one job to another,
+// to pass on an id of a trace for example. The other one has paid for nothing.
+func (t *Ticket) IsOf(job int64) bool { return t.Job == 0 || job == 0 || t.Job == job }
 
 // IsFor reports whether the ticket is for the attempt after so many, which has not begun.
 func (t *Ticket) IsFor(attempts int) bool {
@@ -252,7 +257,7 @@ func Of(job *rivertype.JobRow) (t Ticket, found bool) {
 		Weir *Ticket `json:"weir"`
 	}
 	if !bytes.Contains(job.Metadata, []byte(`"`+Key+`"`)) ||
-		json.Unmarshal(noted(job.Metadata), &m) != nil || m.Weir == nil {
+		json.Unmarshal(noted(job.Metadata), &m) != nil || m.Weir == nil || !m.Weir.IsOf(job.ID) {
 		return Ticket{}, false
 	}
 	return *m.Weir, true

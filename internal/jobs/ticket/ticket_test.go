@@ -22,6 +22,7 @@ func TestATicketReadsBack(t *testing.T) {
 			Version: Version, Due: rapid.Int64Range(0, 1e17).Draw(t, "due"),
 			At:      rapid.Int64Range(0, 1e17).Draw(t, "at"),
 			Attempt: rapid.IntRange(-1, 25).Draw(t, "attempt"),
+			Job:     rapid.Int64Min(0).Draw(t, "job"),
 			Gone:    rapid.SampledFrom([]int64{0, 1.7e15}).Draw(t, "gone"),
 			Late:    rapid.Bool().Draw(t, "late"), Missed: rapid.Bool().Draw(t, "missed"),
 			By: rapid.IntRange(0, 3).Draw(t, "by"), Jitter: rapid.Int64Range(0, 250_000).Draw(t, "jitter"),
