@@ -95,6 +95,36 @@ func TestAJobThatWasWorkedAndThenDeletedKeepsWhatItTook(t *testing.T) {
 	}
 }
 
+// While another client does the rounds, it can move a job up. The job is worked then, and deleted,
+// before the time at which it was due when this client last looked.
+func TestAJobThatIsDeletedWhileTheTurnWasAnotherClientsKeepsWhatItTook(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "rows of a cluster do not tell who has locked them")
+	f, sched, j := exact(t)
+	jobs := sched.Jobs(j.client(t, sched))
+	limit := ratelimit.MustDefine("another's turn",
+		ratelimit.TokenBucket{Rate: 100, Period: time.Hour, Capacity: ratelimit.Tokens(0)})
+	id := f.insertBy(t, jobs, sendArgs{0}, limit.For("k").Count(100).OrReserve()).Job.Job.ID
+	f.seen(t)
+	const turn = ` WHERE name = 'weir scheduler'`
+	f.exec(t, `UPDATE weir_slot SET holder = gen_random_uuid(), until = now() + interval '1 hour'`+turn)
+	eventually(t, "this client asks for its turn, and so locks the row", func() (asked bool) {
+		const sql = `SELECT xmax <> '0' FROM weir_slot` + turn
+		if err := f.pool.QueryRow(t.Context(), sql).Scan(&asked); err != nil {
+			t.Fatal(err)
+		}
+		return asked
+	})
+	if _, err := f.client.JobDelete(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	f.exec(t, `UPDATE weir_slot SET until = now()`+turn)
+	f.seen(t)
+	if n := f.settlements(t); n != 0 {
+		t.Errorf("%d jobs have given back what they took, want none", n)
+	}
+}
+
 // Metadata is anybody's: a due time that is no time is no ticket, and keeps nobody from looking
 // after the others.
 func TestOddMetadataHoldsUpNothing(t *testing.T) {

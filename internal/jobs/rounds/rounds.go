@@ -122,6 +122,7 @@ func (r *Rounds) lookAfter(ctx context.Context) error {
 	}
 	if until.IsZero() {
 		r.mine.Store(0)
+		r.watch.seen = nil // the other client may move them up, and they be worked and deleted
 		return nil
 	}
 	now := until.Add(-riverjob.TurnLasts)

@@ -263,6 +263,8 @@ var ofTheScheduler = []mutant{
 		"if recover() != nil {", "if false {", "APanicOfRequests", jobs, false},
 	{"cancel: those with one time are not told apart", "internal/jobs/rounds/rounds.go",
 		"(finalized_at, id) > ($1::timestamptz, $2::bigint)", "finalized_at > $1::timestamptz AND $2::bigint IS NOT NULL", "CancelledTogether", jobs, false},
+	{"cancel: moved up by another client, worked and deleted, it gives back", "internal/jobs/rounds/rounds.go",
+		"		r.watch.seen = nil //", "		//", "WasAnotherClients", jobs, false},
 	{"cancel: each look passes over all of a day", "internal/jobs/rounds/gone.go",
 		"w.from.Before(from) {", "false {", "LooksBackForAnHour", []string{"./internal/jobs/rounds"}, false},
 	{"cancel: who is retried meanwhile loses what it took", "internal/jobs/rounds/rounds.go",
