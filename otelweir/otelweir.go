@@ -34,9 +34,9 @@ type Config struct {
 	// if the sampler of the TracerProvider takes it. Default: false.
 	TraceAll bool
 
-	// TraceKeys adds the keys of a call to its span, as weir.keys. Default: false; then this
-	// library's errors in a span have no key either. Errors of the application, which the callback
-	// of an InTx returns, are recorded unchanged.
+	// TraceKeys adds the keys of a call to its span, as weir.keys. Default: false; then errors of
+	// package ratelimit in a span have no key either. Other errors that the callback of an InTx
+	// returns are recorded unchanged.
 	TraceKeys bool
 }
 

@@ -3,6 +3,7 @@ package otelweir
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -87,15 +88,16 @@ func (o *Observer) span(ctx context.Context, name string, began time.Time, took 
 	span.End(end)
 }
 
-// shown is an error without the key that it tells: only those that refuse a key, or two requests
-// for one, do.
+// shown is an error without the keys that it tells: only those that refuse a key, two requests for
+// one, or a Take do.
 func (o *Observer) shown(err error) error {
 	var refused *ratelimit.InvalidError
 	if o.keys || !errors.As(err, &refused) ||
-		refused.Field != "key" && refused.Field != "requests" {
+		refused.Field != "key" && refused.Field != "requests" && refused.Field != "Take" {
 		return err
 	}
 	e := *refused
 	e.Value = "(not traced)"
+	e.Want, _, _ = strings.Cut(e.Want, ":") // behind it, Settle lists what was taken from
 	return &e
 }

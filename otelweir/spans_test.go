@@ -102,6 +102,46 @@ func TestACallIsASpan(t *testing.T) {
 	}
 }
 
+// What a callback gets from the library and returns names no key, and neither those that a
+// reservation has taken from.
+func TestErrorsOfATransactionNameNoKey(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Config{})
+	l, pool := r.limiter(t), pgtest.Pool(t)
+	calls := ratelimit.MustDefine("calls", ratelimit.TokenBucket{Rate: 10, Period: hour})
+	for name, fn := range map[string]func(context.Context, pgx.Tx) error{
+		"another key is settled": func(ctx context.Context, tx pgx.Tx) error {
+			res, err := l.RateLimit(ctx, tx, calls.For("alice"))
+			if err != nil {
+				return err
+			}
+			_, err = l.Settle(ctx, tx, res.Reservation(), calls.For("bob"))
+			return err
+		},
+		"a key is reset in a transaction that has failed": func(ctx context.Context, tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `SELECT 1 / 0`); err == nil {
+				return nil
+			}
+			return l.ResetKey(ctx, tx, "alice")
+		},
+		"a take that cannot be": func(context.Context, pgx.Tx) error {
+			var take ratelimit.Take
+			return take.UnmarshalJSON([]byte(`["calls","alice\u0000",1,0,1,0,0,0,10,3600000000,10]`))
+		},
+	} {
+		_, made := r.under(t, func(ctx context.Context) { _ = l.InTx(ctx, pool, fn) })
+		if len(made) == 0 || made[len(made)-1].Status().Description == "" {
+			t.Errorf("%s: no error in %v", name, made)
+		}
+		for _, s := range made {
+			text := fmt.Sprint(s.Attributes(), s.Events(), s.Status())
+			if strings.Contains(text, "alice") || strings.Contains(text, "bob") {
+				t.Errorf("%s: a key is told: %s", name, text)
+			}
+		}
+	}
+}
+
 // Keys are told to those who ask for them.
 func TestKeysAreInSpansByChoice(t *testing.T) {
 	t.Parallel()

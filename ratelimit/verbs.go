@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
-	"github.com/weir-go/weir/internal/limits/where"
 )
 
 // The verbs that do not decide, over any executor.
@@ -36,7 +35,8 @@ func (l *Limiter) resetKey(ctx context.Context, x executor, key string) error {
 	}
 	reset := &statement{sql: sql, args: []any{key, float64(algebra.Full), l.now()}, once: new(bool)}
 	if err := x.run(ctx, []*statement{reset}); err != nil {
-		return fmt.Errorf("ratelimit: reset key %q: %w", where.Short(key), hint(ended(ctx, err)))
+		// without the key: errors of the database are logged and traced
+		return fmt.Errorf("ratelimit: reset all limits of a key: %w", hint(ended(ctx, err)))
 	}
 	freed(x, func() { l.denials.ForgetKey(key) })
 	return nil

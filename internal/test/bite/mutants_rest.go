@@ -57,6 +57,8 @@ var ofTheRest = []mutant{
 		"case errors.Is(err, ratelimit.ErrDenied):", "case errors.Is(err, ratelimit.ErrClosed):", "Transaction", otel, false},
 	{"otel: the error tells the key", "otelweir/spans.go",
 		"e.Value = \"(not traced)\"", "", "ACallIsASpan", otel, false},
+	{"otel: the error tells the keys of the reservation", "otelweir/spans.go",
+		"e.Want, _, _ = strings.Cut(e.Want, \":\")", "_, _, _ = strings.Cut(e.Want, \":\")", "NameNoKey", otel, false},
 	{"otel: spans where nobody records", "otelweir/spans.go",
 		"o.all || trace", "o.all || true || trace", "WhereTheCaller", otel, false},
 
