@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 
 	"github.com/weir-go/weir/httplimit"
 	"github.com/weir-go/weir/ratelimit"
@@ -207,6 +208,25 @@ func TestAsksByThePlanOfTheUser(t *testing.T) {
 	nobody := rpclimit.By(perUser, rpclimit.ByUser(func(context.Context) string { return "" })).Rule(nil)
 	if _, _, err := g.Take(t.Context(), &rpclimit.Call{}, []rpclimit.Ask{nobody}); !errors.Is(err, rpclimit.ErrNoKey) {
 		t.Errorf("without a user: %v", err)
+	}
+}
+
+// A limit may have its next token in centuries, which is longer than a Duration.
+func TestAWaitOfCenturiesIsLong(t *testing.T) {
+	t.Parallel()
+	g := &rpclimit.Guard{}
+	res := ratelimit.Result{At: at, RetryAt: at.AddDate(1000, 0, 0), Limit: "perUser"}
+	_, s := g.Answer(t.Context(), "/p.S/M", res, nil)
+	if s == nil || s.Code != int32(code.Code_RESOURCE_EXHAUSTED) || len(s.Details) == 0 {
+		t.Fatalf("%v", s)
+	}
+	var retry errdetails.RetryInfo
+	if err := s.Details[0].UnmarshalTo(&retry); err != nil {
+		t.Fatal(err)
+	}
+	const century = 100 * 365 * 24 * time.Hour
+	if d := retry.RetryDelay.AsDuration(); d < 2*century || strings.Contains(s.Message, "after -") {
+		t.Errorf("%s, with a delay of %v", s.Message, d)
 	}
 }
 

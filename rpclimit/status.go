@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"strings"
@@ -45,8 +46,11 @@ func plain(c code.Code, message string) *status.Status {
 	return &status.Status{Code: int32(c), Message: message}
 }
 
+// longest is the longest wait, of 292 years, with room for its jitter and for rounding it up.
+const longest = math.MaxInt64 - 2*time.Minute
+
 func denial(refusal httplimit.Refusal) *status.Status {
-	delay := jitter(refusal.Result.RetryAfter())
+	delay := jitter(min(refusal.Result.RetryAfter(), longest))
 	quota := &errdetails.QuotaFailure{}
 	for _, name := range refusal.Policies {
 		quota.Violations = append(quota.Violations,

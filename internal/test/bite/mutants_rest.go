@@ -3,6 +3,7 @@ package main
 var (
 	web      = []string{"./httplimit"}
 	otel     = []string{"."} // of otelweir
+	rpc      = []string{"."} // of rpclimit
 	busy     = []string{"."} // of shed
 	locks    = []string{"./lockout"}
 	held     = []string{"./slots"}
@@ -61,6 +62,9 @@ var ofTheRest = []mutant{
 		"e.Want, _, _ = strings.Cut(e.Want, \":\")", "_, _, _ = strings.Cut(e.Want, \":\")", "NameNoKey", otel, false},
 	{"otel: spans where nobody records", "otelweir/spans.go",
 		"o.all || trace", "o.all || true || trace", "WhereTheCaller", otel, false},
+
+	{"rpc: centuries are no time", "rpclimit/status.go",
+		"min(refusal.Result.RetryAfter(), longest)", "refusal.Result.RetryAfter()", "Centuries", rpc, false},
 
 	// a busy server
 	{"shed: a waiting request runs above its share", "shed/shed.go",
