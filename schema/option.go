@@ -40,9 +40,9 @@ func To(version int) Option {
 
 // Distributed makes [Migrate] distribute the tables by key over the nodes of a Citus cluster, once
 // they are at their version. Existing balances move with them. If the tables are distributed
-// already, it does nothing. If the database has no Citus, Migrate returns an error. Connect to the
-// coordinator. The role must be allowed to create tables there and on the workers. Then set
-// ratelimit.Config.Citus.
+// already, it does nothing, nor if a later release has migrated the schema further. If the database
+// has no Citus, Migrate returns an error. Connect to the coordinator. The role must be allowed to
+// create tables there and on the workers. Then set ratelimit.Config.Citus.
 func Distributed() Option { return DistributedWith("") }
 
 // DistributedWith is [Distributed] beside a table of yours that is distributed by its tenant:

@@ -115,7 +115,7 @@ func (s *session) change(ctx context.Context, verb, name, key string,
 	if err != nil {
 		return err
 	}
-	if err := s.confirm(fmt.Sprintf("%s limit %q, key %q", verb, name, key)); err != nil {
+	if err := s.confirm(ctx, fmt.Sprintf("%s limit %q, key %q", verb, name, key)); err != nil {
 		return err
 	}
 	if err := do(l.Autocommit(s.pool), ctx, r); err != nil {
@@ -214,7 +214,7 @@ func (s *session) resetKey(ctx context.Context, key string) error {
 		return fmt.Errorf("no limit has a balance of key %q: nothing was taken, or all are full and were pruned",
 			key)
 	}
-	if err := s.confirm(fmt.Sprintf("reset all %d balances of key %q", len(all), key)); err != nil {
+	if err := s.confirm(ctx, fmt.Sprintf("reset all %d balances of key %q", len(all), key)); err != nil {
 		return err
 	}
 	if err := l.Autocommit(s.pool).ResetKey(ctx, key); err != nil {

@@ -27,6 +27,9 @@ if there are only notes.`,
 		Example: `  weir doctor --role app    also check the privileges of the program's role`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("role") && p.role == "" {
+				return usagef("--role is empty: want the name of a role")
+			}
 			return e.open(cmd.Context(), func(ctx context.Context, s *session) error {
 				p.session = s
 				return p.examine(ctx)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -155,6 +156,9 @@ func TestTheCommandLineIsChecked(t *testing.T) {
 		"line":                   "line takes a LIMIT",
 		"line l --most 501":      "--most is 501: want a number from 1 to 500",
 		"limits --database ://u": "percent-encode",
+		// a variable of a script that is not set
+		"migrate --distributed-with=": "--distributed-with is empty",
+		"doctor --role=":              "--role is empty",
 	} {
 		r := weir(t, pgtest.Pool(t), strings.Fields(line)...)
 		r.fails(t, exitUsage, want, "weir help")
@@ -181,6 +185,8 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	weir(t, nil, "limits", "--database", "host=127.0.0.1 port=1 user=u dbname=d password=s3cret").
 		fails(t, exitFailed, "refused",
 			"--database")
+	exec(t, pool, `INSERT INTO weir_schema (version, compatible) VALUES (1000, 1)`)
+	weir(t, pool, "migrate", "--distributed").fails(t, exitFailed, "version 1000", "distributes nothing", "install a later weir")
 	exec(t, pool, `UPDATE weir_schema SET compatible = 99`)
 	weir(t, pool, "limits").fails(t, exitFailed, "Install a later weir")
 }
@@ -286,7 +292,7 @@ func TestChangesOfAnotherMachineAreConfirmed(t *testing.T) {
 		e, _, errs := newEnv(nil)
 		e.yes, e.inTerm, e.in = tc.yes, tc.term, strings.NewReader(tc.answer)
 		s := &session{e: e, pool: far}
-		err := s.confirm("reset it")
+		err := s.confirm(t.Context(), "reset it")
 		_, usage := err.(*usageError) //nolint:errorlint // it is not wrapped here
 		if (err == nil) != (tc.status == -1) || usage != (tc.status == exitUsage) {
 			t.Errorf("%s: %v", name, err)
@@ -345,4 +351,35 @@ func TestEachChangeIsConfirmed(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	weirAs(t, pool, far, "reset", "l", "k", "--yes").ok(t)
+}
+
+// silent gives no answer until the test ends.
+type silent struct {
+	asked func()
+	end   <-chan struct{}
+}
+
+func (s silent) Read([]byte) (int, error) {
+	s.asked()
+	<-s.end
+	return 0, io.EOF
+}
+
+// The first Ctrl-C answers the question, and not only the second.
+func TestAQuestionEndsWithCtrlC(t *testing.T) {
+	t.Parallel()
+	ctx, interrupt := context.WithCancel(t.Context())
+	e, _, errs := newEnv(map[string]string{"DATABASE_URL": pgtest.URL(t, pgtest.Bare(t))})
+	e.local = func(*pgx.ConnConfig) bool { return false }
+	end := make(chan struct{})
+	defer close(end)
+	e.inTerm, e.in = true, silent{interrupt, end}
+	status := make(chan int, 1)
+	go func() { status <- run(ctx, e, []string{"migrate"}) }()
+	select {
+	case code := <-status:
+		ran{code, "", errs.String()}.fails(t, exitFailed, "interrupted: nothing was changed")
+	case <-time.After(time.Minute):
+		t.Fatal("it waits for an answer")
+	}
 }

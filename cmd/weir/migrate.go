@@ -27,6 +27,9 @@ key are stored with those of the same key in a table of yours, which must be
 distributed by a column of type text. Programs then need ratelimit.Config.Citus.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("distributed-with") && d.with == "" {
+				return usagef("--distributed-with is empty: want the name of a table")
+			}
 			return e.open(cmd.Context(), func(ctx context.Context, s *session) error {
 				return s.migrate(ctx, d)
 			})
@@ -75,12 +78,16 @@ func (s *session) migrate(ctx context.Context, d distribution) error {
 		return err
 	}
 	distribute := d.options()
+	if from > schema.Newest && len(distribute) > 0 { // Migrate leaves it alone
+		return fmt.Errorf("schema %q is at version %d, and this command knows versions up to %d, "+
+			"so it distributes nothing: install a later weir", where, from, schema.Newest)
+	}
 	if from < schema.Newest || len(distribute) > 0 {
 		what := fmt.Sprintf("migrate schema %q from version %d to %d", where, from, schema.Newest)
 		if len(distribute) > 0 {
 			what += " and distribute its tables"
 		}
-		if err := s.confirm(what); err != nil {
+		if err := s.confirm(ctx, what); err != nil {
 			return err
 		}
 	}

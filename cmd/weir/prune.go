@@ -49,7 +49,7 @@ func (s *session) prune(ctx context.Context, cfg ratelimit.PruneConfig) error {
 	if err != nil {
 		return err
 	}
-	if err := s.confirm(
+	if err := s.confirm(ctx,
 		"delete balances that are full, and slots and settlements that are over,",
 	); err != nil {
 		return err

@@ -175,8 +175,9 @@ func local(c *pgx.ConnConfig) bool {
 	return true
 }
 
-// confirm asks before anything is changed in a database that is not on this machine.
-func (s *session) confirm(what string) error {
+// confirm asks before anything is changed in a database that is not on this machine. The end of ctx,
+// as Ctrl-C brings it about, is a no.
+func (s *session) confirm(ctx context.Context, what string) error {
 	if s.e.yes || s.e.local(s.pool.Config().ConnConfig) {
 		return nil
 	}
@@ -185,11 +186,20 @@ func (s *session) confirm(what string) error {
 			s.name())
 	}
 	s.e.askf("This will %s in %s.\nGo on? [y/N] ", what, s.name())
-	answer, err := bufio.NewReader(s.e.in).ReadString('\n')
-	if answer = strings.ToLower(strings.TrimSpace(answer)); answer == "y" || answer == "yes" {
+	answers := make(chan string, 1)
+	go func() { // nothing ends the read but an answer
+		answer, _ := bufio.NewReader(s.e.in).ReadString('\n')
+		answers <- answer
+	}()
+	answer := ""
+	select {
+	case answer = <-answers:
+	case <-ctx.Done():
+	}
+	if yes := strings.ToLower(strings.TrimSpace(answer)); yes == "y" || yes == "yes" {
 		return nil
 	}
-	if err != nil {
+	if !strings.HasSuffix(answer, "\n") {
 		s.e.askf("\n")
 	}
 	return errors.New("nothing was changed")

@@ -10,6 +10,10 @@ var ofTools = []mutant{
 	// the command
 	{"weir: changes what is elsewhere unasked", "cmd/weir/session.go",
 		"if s.e.yes || s.e.local(", "if !s.e.yes || s.e.local(", "AnotherMachine", command, false},
+	{"weir: a question outlasts Ctrl-C", "cmd/weir/session.go",
+		"case answer = <-answers:\n\tcase <-ctx.Done():", "case answer = <-answers:\n\tcase <-make(chan bool):", "QuestionEnds", command, false},
+	{"weir: says that it has distributed what it left alone", "cmd/weir/migrate.go",
+		"if from > schema.Newest && len(distribute) > 0 {", "if from > schema.Newest+1<<20 && len(distribute) > 0 {", "ErrorsSayWhatToDo", command, false},
 	{"weir: prints what pgx says of a connection string", "cmd/weir/session.go",
 		"return usagef(\"%s\", \"the connection string", "return usagef(\"%v%.3s\", err, \"the connection string", "PasswordsAreNot", command, false},
 	{"weir: connects to what a password has split", "cmd/weir/session.go",
