@@ -1,6 +1,8 @@
 package httplimit_test
 
 import (
+	"bytes"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -14,6 +16,7 @@ import (
 	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/shard"
+	"github.com/weir-go/weir/weirtest"
 )
 
 func prefixes(texts ...string) (p []netip.Prefix) {
@@ -281,5 +284,24 @@ func TestAnAPIKeyOfAnyShape(t *testing.T) {
 		Scan(&stored); err != nil ||
 		stored != 1 {
 		t.Errorf("%d rows have the secret (%v), want the one of the Ask that does not hash", stored, err)
+	}
+}
+
+// A handler that settles for another key than it took from is wrong: its client is not, and the log
+// says so.
+func TestSettlingForAnotherKeyIsNoFaultOfTheClient(t *testing.T) {
+	t.Parallel()
+	var limits weirtest.Limiter
+	res, err := limits.RateLimit(t.Context(), perUser.For("ann"))
+	if err != nil || !res.OK {
+		t.Fatal(res, err)
+	}
+	_, err = limits.Settle(t.Context(), res.Reservation(), perUser.For("bob"))
+	var log bytes.Buffer
+	g := &httplimit.Guard{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	w := httptest.NewRecorder()
+	if g.Pass(w, httptest.NewRequest(http.MethodPost, "/", nil), res, err) ||
+		w.Code != http.StatusInternalServerError || log.Len() == 0 {
+		t.Errorf("status %d for %v, logged %q", w.Code, err, &log)
 	}
 }

@@ -3,6 +3,7 @@ package otelweir
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -93,7 +94,7 @@ func (o *Observer) span(ctx context.Context, name string, began time.Time, took 
 func (o *Observer) shown(err error) error {
 	var refused *ratelimit.InvalidError
 	if o.keys || !errors.As(err, &refused) ||
-		refused.Field != "key" && refused.Field != "requests" && refused.Field != "Take" {
+		!slices.Contains([]string{"key", "key used", "requests", "Take"}, refused.Field) {
 		return err
 	}
 	e := *refused

@@ -40,6 +40,8 @@ var ofTheRest = []mutant{
 		"		if !p.trusts(hop) {\n", "		if !p.trusts(hop) && false {\n", "Address|ForwardedFor", web, true},
 	{"http: half a quotation is read", "httplimit/forwarded.go",
 		"		if !s.skip(',') {\n			return nil\n		}\n", "		if !s.skip(',') {\n			return who\n		}\n", "Address|ForwardedField", web, true},
+	{"http: a client is told of a settlement for another key", "ratelimit/settle.go",
+		"Field: \"key used\"", "Field: \"key\"", "AnotherKey", web, true},
 	{"http: secrets are stored", "httplimit/key.go",
 		"		return digest(v), nil\n", "		return v, nil\n", "APIKey", web, true},
 	{"http: a key may look like the hash of another", "httplimit/key.go",
