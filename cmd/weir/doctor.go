@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -119,7 +120,9 @@ func (p *patient) examine(ctx context.Context) error {
 		err := c.look(ctx, p)
 		var usage *usageError
 		switch {
-		case ctx.Err() != nil || errors.As(err, &usage):
+		case ctx.Err() != nil: // also if this check was just done
+			return cmp.Or(err, ctx.Err())
+		case errors.As(err, &usage):
 			return err
 		case err != nil: // a role that may not look, say: the others go on
 			p.find(note, "", "could not be looked at: %v", err)

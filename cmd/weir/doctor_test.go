@@ -172,6 +172,25 @@ func TestTheDoctorFindsAClockThatIsWrong(t *testing.T) {
 	}
 }
 
+// What was not looked at to the end is not healthy, also if it is interrupted between two checks.
+func TestTheDoctorIsInterrupted(t *testing.T) {
+	t.Parallel()
+	ctx, interrupt := context.WithCancel(t.Context())
+	e, out, errs := newEnv(map[string]string{"DATABASE_URL": pgtest.URL(t, pgtest.Pool(t))})
+	times := 0
+	e.now = func() time.Time {
+		if times++; times == 6 { // the last of the check clock
+			interrupt()
+		}
+		return time.Now()
+	}
+	code := run(ctx, e, []string{"doctor"})
+	ran{code, out.String(), errs.String()}.fails(t, exitFailed, "interrupted")
+	if out.Len() > 0 || times != 6 {
+		t.Errorf("it writes %s, and has asked for the time %d times", out, times)
+	}
+}
+
 func TestTheDoctorFindsWhatIsNotMigrated(t *testing.T) {
 	t.Parallel()
 	finds(t, doctor(t, pgtest.Bare(t), same), "schema", wrong, "weir migrate")

@@ -24,6 +24,8 @@ var ofTools = []mutant{
 		"ratelimit.Shards(b.Shards)", "ratelimit.Shards(b.Shards + 1)", "ChangesOfABalance", command, false},
 	{"weir: says that what was interrupted is done", "cmd/weir/prune.go",
 		"	return err\n}\n", "	return nil\n}\n", "Interrupted", command, false},
+	{"weir: the doctor is interrupted and content", "cmd/weir/doctor.go",
+		"return cmp.Or(err, ctx.Err())", "return cmp.Or(err, nil)", "DoctorIsInterrupted", command, false},
 	{"weir: control characters reach the terminal", "cmd/weir/text.go",
 		"if !unicode.IsPrint(r) {", "if !unicode.IsPrint(r) && r > 127 {", "Shown", command, false},
 	{"weir: the doctor is content with few pages", "cmd/weir/doctor_tables.go",
