@@ -91,7 +91,7 @@ func (l *Limiter) Wait(
 	}
 	late := l.late(ctx, patient)
 	res, err := l.decide(ctx, "Wait", true, patient)
-	if errors.Is(err, ratelimit.ErrNeverGranted) && late {
+	if errors.Is(err, ratelimit.ErrInvalid) && late {
 		err = fmt.Errorf("ratelimit: wait: the tokens do not come in time: %w",
 			context.DeadlineExceeded)
 	}
@@ -108,8 +108,8 @@ func (l *Limiter) Wait(
 	return res, nil
 }
 
-// late tells whether requests would have to wait for longer than ctx lasts, and has them ask for
-// that time then.
+// late tells whether requests would have to wait for longer than ctx lasts, or might have to, as
+// nobody says when a window begins. It has them ask for that time then.
 func (l *Limiter) late(ctx context.Context, requests []ratelimit.Request) bool {
 	end, ends := ctx.Deadline()
 	if !ends || l.Clock != nil {
@@ -119,12 +119,18 @@ func (l *Limiter) late(ctx context.Context, requests []ratelimit.Request) bool {
 	defer l.mu.Unlock()
 	left := max(0, time.Until(end))
 	res, _, err := l.foretell(ctx, requests)
-	if err != nil || !res.OK || res.RunAt.Sub(res.At) <= left {
+	if err != nil {
 		return false
 	}
+	bounded := make([]ratelimit.Request, len(requests))
 	for i, r := range requests {
-		requests[i] = r.Within(left)
+		bounded[i] = r.Within(left)
 	}
+	_, _, refused := l.tell(bounded)
+	if refused == nil && (!res.OK || res.RunAt.Sub(res.At) <= left) {
+		return false
+	}
+	copy(requests, bounded)
 	return true
 }
 
@@ -167,7 +173,10 @@ func (l *Limiter) Resume(ctx context.Context, requests ...ratelimit.Request) err
 
 // GiveBack is [ratelimit.Autocommit.GiveBack].
 func (l *Limiter) GiveBack(ctx context.Context, res ratelimit.Result) error {
-	err := l.ready(ctx)
+	var err error
+	if res.OK && res.Decided() { // otherwise there is nothing to ask the database for
+		err = l.ready(ctx)
+	}
 	if err == nil {
 		err = l.giveBack(res)
 	}

@@ -102,6 +102,10 @@ func TestDenyAndFailOnDemand(t *testing.T) {
 	if _, err := l.RateLimit(ctx, bucket.For("")); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Errorf("%v, want ErrInvalid first", err)
 	}
+	denied := ratelimit.Result{At: clock.Now(), RetryAt: clock.Now().Add(time.Second)}
+	if err := l.GiveBack(ctx, denied); err != nil {
+		t.Errorf("%v, want that nothing is given back, without a database", err)
+	}
 	l.Fail(nil)
 	weirtest.Value(t, l, bucket.For("k"), 5)
 	l.Set(bucket.For("k"), -3)

@@ -343,6 +343,8 @@ var ofTheRest = []mutant{
 		"math.Floor(float64(b.Delay-t.Delay)/float64(a.Period))", "math.Floor(0*float64(b.Delay-t.Delay)/float64(a.Period))", "FuzzChanges", whole, true},
 	{"weirtest: a check takes", "weirtest/limiter.go",
 		"if err == nil && take && res.OK {", "if err == nil && res.OK && (take || !take) {", "TheFake", fake, true},
+	{"weirtest: waits for a window that may begin in time", "weirtest/limiter.go",
+		"if refused == nil && (", "if (refused == nil || true) && (", "FakeDeniesAWait", fake, true},
 	{"weirtest: a denial on demand takes", "weirtest/limiter.go",
 		"res.OK, res.RunAt, res.Limit, res.Key = false, time.Time{}, \"\", \"\"", "res.RunAt, res.Limit, res.Key = time.Time{}, \"\", \"\"", "OnDemand", fake, true},
 	{"weirtest: a reservation is settled twice", "weirtest/settle.go",
