@@ -64,7 +64,7 @@ func (l *Log) Decided(ctx context.Context, e ratelimit.DecidedEvent) {
 	if e.Err != nil {
 		if ctx.Err() == nil && !errors.Is(e.Err, context.Canceled) {
 			l.say(ctx, slog.LevelError, "ratelimit: not decided", nameOf(e), keyOf(e),
-				slog.Any("error", e.Err))
+				slog.Any("error", l.shown(e.Err)))
 		}
 		return
 	}
@@ -86,6 +86,19 @@ func (l *Log) Decided(ctx context.Context, e ratelimit.DecidedEvent) {
 				slog.Float64("left", o.Value), slog.Float64("capacity", o.Capacity))
 		}
 	}
+}
+
+// shown is an error without the key that it tells: only those that refuse a key, or two requests for
+// one, do.
+func (l *Log) shown(err error) error {
+	var refused *ratelimit.InvalidError
+	if l.Keys || !errors.As(err, &refused) ||
+		refused.Field != "key" && refused.Field != "requests" {
+		return err
+	}
+	e := *refused
+	e.Value = "(not logged)"
+	return &e
 }
 
 // Transacted implements [ratelimit.Observer].

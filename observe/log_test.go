@@ -14,6 +14,7 @@ import (
 
 	"github.com/weir-go/weir/observe"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
 )
 
 var (
@@ -192,6 +193,30 @@ func TestKeysAreNotWrittenUnlessAskedFor(t *testing.T) {
 		for _, line := range lines {
 			if (line["key"] == "ann@example.org") != keys || !keys && strings.Contains(fmt.Sprint(line), "ann@") {
 				t.Errorf("keys %v: %v", keys, line)
+			}
+		}
+	}
+}
+
+// The error of a call that was refused because of its key has that in its text.
+func TestErrorsTellNoKeyUnlessAskedFor(t *testing.T) {
+	t.Parallel()
+	ann := signUp.For("ann@example.org")
+	for name, requests := range map[string][]ratelimit.Request{
+		"a key that cannot be stored": {signUp.For("ann@example.org\x00")},
+		"two that do not fit":         {ann, ann.OrReserve()},
+	} {
+		_, err := new(weirtest.Limiter).RateLimit(t.Context(), requests...)
+		if err == nil {
+			t.Fatalf("%s: no error", name)
+		}
+		for _, keys := range []bool{false, true} {
+			l := &observe.Log{Keys: keys}
+			lines := written(t, l, func() {
+				l.Decided(t.Context(), ratelimit.DecidedEvent{Requests: requests, Err: err})
+			})
+			if len(lines) != 1 || strings.Contains(fmt.Sprint(lines[0]["error"]), "ann@") != keys {
+				t.Errorf("%s, keys %v: %v", name, keys, lines)
 			}
 		}
 	}

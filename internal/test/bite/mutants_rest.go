@@ -249,6 +249,8 @@ var ofTheRest = []mutant{
 		"o.Capacity-o.Value >= near*o.Capacity", "o.Capacity-o.Value > near*o.Capacity", "WhatIsTold", []string{"./observe"}, false},
 	{"observe: why it was denied is not said", "observe/log.go",
 		"|| denial.MaxReserved == 0 {", "|| true {", "ByMaxReserved", []string{"./observe"}, false},
+	{"observe: an error tells the key", "observe/log.go",
+		"e.Value = \"(not logged)\"", "", "ErrorsTellNoKey", []string{"./observe"}, false},
 	{"observe: a line for each", "observe/log.go",
 		"now.Sub(c.at) < cmp.Or", "now.Sub(c.at) < 0*cmp.Or", "OnceAMinute", []string{"./observe"}, false},
 	{"reset: other keys", "internal/limits/statements/reset_key.go",
