@@ -88,8 +88,8 @@ func (l *Log) Decided(ctx context.Context, e ratelimit.DecidedEvent) {
 	}
 }
 
-// shown is an error without the key that it tells: only those that refuse a key, or two requests for
-// one, do.
+// shown is an error without the key that it tells: only those that refuse a key, or two requests
+// for one, do.
 func (l *Log) shown(err error) error {
 	var refused *ratelimit.InvalidError
 	if l.Keys || !errors.As(err, &refused) ||

@@ -214,7 +214,8 @@ func (s *session) resetKey(ctx context.Context, key string) error {
 		return fmt.Errorf("no limit has a balance of key %q: nothing was taken, or all are full and were pruned",
 			key)
 	}
-	if err := s.confirm(ctx, fmt.Sprintf("reset all %d balances of key %q", len(all), key)); err != nil {
+	what := fmt.Sprintf("reset all %d balances of key %q", len(all), key)
+	if err := s.confirm(ctx, what); err != nil {
 		return err
 	}
 	if err := l.Autocommit(s.pool).ResetKey(ctx, key); err != nil {

@@ -175,8 +175,8 @@ func local(c *pgx.ConnConfig) bool {
 	return true
 }
 
-// confirm asks before anything is changed in a database that is not on this machine. The end of ctx,
-// as Ctrl-C brings it about, is a no.
+// confirm asks before anything is changed in a database that is not on this machine. The end of
+// ctx, as Ctrl-C brings it about, is a no.
 func (s *session) confirm(ctx context.Context, what string) error {
 	if s.e.yes || s.e.local(s.pool.Config().ConnConfig) {
 		return nil
