@@ -102,8 +102,9 @@ func (r *Reservation) used(requests []Request) ([]float64, error) {
 		of := where.Place{Name: q.def.name, Key: q.key}
 		if _, ok := reserved[of]; !ok {
 			// No "key", which package httplimit takes for the fault of a client.
-			return nil, &InvalidError{Limit: q.def.name, Field: "key used", Value: where.Short(q.key),
-				Want: "a limit and a key that the reservation has taken from: " + r.places()}
+			return nil, &InvalidError{Limit: q.def.name, Field: "key used",
+				Value: where.Short(q.key),
+				Want:  "a limit and a key that the reservation has taken from: " + r.places()}
 		}
 		if !(q.count >= 0) || q.count+used[of] > maxTokens {
 			return nil, &InvalidError{Limit: q.def.name, Field: "count", Value: q.count,
