@@ -60,7 +60,8 @@ type Config struct {
 	// Portable uses only statements that distributed engines with Postgres' protocol support as
 	// well. It does not use advisory locks, with which otherwise callers of a limit with shards
 	// avoid each other, and transactions that have lost a row queue for it: see [Limiter.InTx].
-	// Coalesced calls do not use statements over several rows, nor lock_timeout. Default: false.
+	// Coalesced calls are decided one key at a time, except on Citus, and without lock_timeout.
+	// Default: false.
 	Portable bool
 
 	// Citus is for tables that [schema.Distributed] has distributed. It implies Portable.
@@ -76,8 +77,8 @@ type Config struct {
 	// Colocated, with Citus, says that no transaction that you begin yourself takes or gives back
 	// tokens and writes tables that only the coordinator has. Inserting, settling or cancelling a
 	// job writes River's tables. Then calls in transactions of your own do not request two-phase
-	// commit, which takes twice as long. Colocated changes nothing in transactions of InTx, InSQLTx
-	// and SendBatch, nor in those that package scheduler begins. Default: false.
+	// commit, which takes 1.7 times as long. Colocated changes nothing in transactions of InTx,
+	// InSQLTx and SendBatch, nor in those that package scheduler begins. Default: false.
 	Colocated bool
 
 	// Clock replaces the database's clock, for tests that need to set it. Do not set it in

@@ -19,7 +19,7 @@ type Observer interface {
 	// transaction runs again. For RateLimitMany there is one event for all calls together.
 	Decided(ctx context.Context, e DecidedEvent)
 
-	// Transacted gets every InTx, once it has ended.
+	// Transacted gets every InTx and InSQLTx, once it has ended.
 	Transacted(ctx context.Context, e TransactedEvent)
 }
 
@@ -38,7 +38,7 @@ type DecidedEvent struct {
 	Trips, Together int
 }
 
-// TransactedEvent is a call of [Limiter.InTx].
+// TransactedEvent is a call of [Limiter.InTx] or [Limiter.InSQLTx].
 type TransactedEvent struct {
 	Attempts int           // runs of the callback: 1 if nothing conflicted
 	Queued   time.Duration // of Took, waited in the queue of a contended key

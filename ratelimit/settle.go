@@ -20,7 +20,7 @@ import (
 // further calls, also concurrent ones, change nothing. Call it in the transaction that saves the
 // result of the work.
 //
-//	settled, err := limiter.Settle(ctx, tx, reservation, ChatTokens.For(org).Count(usage.TotalTokens))
+//	settled, err := limiter.Settle(ctx, tx, r, ChatTokens.For(org).CountInt(usage.TotalTokens))
 //
 // Unused tokens go back to the row that they were taken from, up to its capacity; for a fixed
 // window only within that window. Waiting work moves up: see [Take.RunAt]. Tokens that were used
