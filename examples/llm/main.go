@@ -68,8 +68,8 @@ type options struct {
 	plain    bool
 }
 
-// lined tells whether a fair line is shown. A limit with shards has none, and River alone starts no
-// job that waits for its turn.
+// lined tells whether a fair line is shown: not with shards, and not if River alone starts jobs, as
+// it starts none that waits for its turn.
 func (o options) lined() bool { return o.greedy > 0 && o.shards == 1 && !o.plain }
 
 func run(ctx context.Context, p *progress, o options) (err error) {
