@@ -46,7 +46,8 @@
 // within 25 s is inserted as available, so River notifies in the caller's transaction: each client
 // at most once per queue in its FetchCooldown. A reserved job has as many row versions as a
 // scheduled job of River's, unless it is moved or put off. A queue saturated with immediate jobs
-// has 1.4 to 1.5 times River's throughput. Lateness, in three benchmark runs on two cores:
+// has 1.4 to 1.5 times River's throughput (BenchmarkBusyWorkers). Lateness, in three benchmark runs
+// on two cores:
 //
 //	                                              p50         p90         p99
 //	idle workers (BenchmarkStartLateness)         3-5 ms                  7-17 ms, none early
