@@ -20,8 +20,8 @@ type LockedError struct {
 	limit, key string
 }
 
-// RetryAfter is the time from the decision to Until. It is never negative, and needs no clock of the
-// caller's. For a Retry-After header round it up to whole seconds, as [Lockout.Pass] does.
+// RetryAfter is the time from the decision to Until. It is never negative, and needs no clock of
+// the caller's. For a Retry-After header round it up to whole seconds, as [Lockout.Pass] does.
 func (e *LockedError) RetryAfter() time.Duration { return max(0, e.Until.Sub(e.At)) }
 
 func (e *LockedError) Error() string {
