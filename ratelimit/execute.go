@@ -60,6 +60,13 @@ func (x executor) run(ctx context.Context, statements []*statement) error {
 	return x.to.send(ctx, statements)
 }
 
+// change is run for statements that must not end half-way, although the transaction could go on
+// after that. Where they go one by one, they run to the last one even if ctx ends meanwhile.
+func (x executor) change(ctx context.Context, statements []*statement) error {
+	x.ends = x.ends || x.stepwise && len(statements) > 1 && ctx.Err() == nil
+	return x.run(ctx, statements)
+}
+
 func (x executor) count() {
 	if x.trips != nil {
 		*x.trips++

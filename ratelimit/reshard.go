@@ -131,7 +131,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	top.Shard, top.Rule, top.args = headRow, algebra.Rule{Period: 1}, nil
 	puts = append(puts,
 		l.put(&top, algebra.Balance{Value: to.Number(), TS: was[0].TS, PausedUntil: algebra.Open}))
-	return x.run(ctx, puts)
+	return x.change(ctx, puts)
 }
 
 // close closes a row that has balance b. Work that waits in it keeps its time, by the row's delay

@@ -31,7 +31,7 @@ func (l *Limiter) eachRow(
 		send := func() error {
 			next := trip[sent:]
 			sent = len(trip)
-			err := x.run(ctx, next)
+			err := x.change(ctx, next)
 			x.ends = true // what has begun for some limits is done for all
 			return err
 		}
@@ -198,7 +198,7 @@ func (l *Limiter) onRows(
 		if len(trip) == 0 {
 			return done, nil
 		}
-		if err := x.run(ctx, trip); err != nil {
+		if err := x.change(ctx, trip); err != nil {
 			return nil, err
 		}
 		var left []call // closed rows

@@ -40,4 +40,9 @@ var ofEdges = []mutant{
 		"if x.single && len(calls) > 1 {", "if x.single && len(calls) > 2 {", "SeveralLimitsAreNotTaken", []string{"./ratelimit"}, true},
 	{"coalesce: denials of shards are not remembered", "ratelimit/alone.go",
 		"				c.l.noted(&w.calls[0], &w.verdicts[0])\n", "", "DenialsOfCoalescedCalls", []string{"./integration"}, true},
+	{"execute: what goes one by one may end half-way", "ratelimit/execute.go",
+		"x.ends = x.ends || x.stepwise && len(statements) > 1 && ctx.Err() == nil", "_ = x.ends",
+		"ShardsAreResumed|AllOrNothingComesBack", []string{"./integration"}, true},
+	{"shards: a change of their number may end half-way", "ratelimit/reshard.go",
+		"return x.change(ctx, puts)", "return x.run(ctx, puts)", "ShardsAreMade", []string{"./integration"}, true},
 }
