@@ -106,6 +106,19 @@ func TestAWindowsTokensSettledLateAreNoGift(t *testing.T) {
 	})
 }
 
+// Excess puts off those who wait. Who had the tokens of a window at once has not waited: these have
+// ended with their window all the same.
+func TestExcessKeepsNoTokensOfAnEndedWindow(t *testing.T) {
+	settledEachWay(t, tenAMinute, func(s settling) {
+		a, b, c := s.at(0).reserves(3), s.reserves(1), s.reserves(6)
+		s.at(70).settle(true, c, 26)
+		s.has(-10)
+		s.settle(true, a, 0)
+		s.release(b)
+		s.has(-10)
+	})
+}
+
 func TestAWindowsTokensSettledInItAreThereAgain(t *testing.T) {
 	settledEachWay(t, tenAMinute, func(s settling) {
 		a, b := s.at(0).reserves(10), s.reserves(5)

@@ -133,7 +133,10 @@ func (p *part) given(s ratelimit.State) []ratelimit.State {
 	var may []ratelimit.State
 	for later := int(s.TS.Sub(p.start) / p.Period); ; later++ {
 		n := p.count
-		if later > 0 {
+		switch {
+		case later > 0 && p.owed <= 0:
+			n = 0
+		case later > 0:
 			n = min(n, p.owed-(s.Moved-p.moved)-p.Rate*float64(later-1))
 		}
 		may = append(may, with(max(0, n)))

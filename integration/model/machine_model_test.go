@@ -204,8 +204,11 @@ func (h *held) unused(e entry, used float64, now int64) float64 {
 	later := float64(h.law.window(at)-h.law.window(h.since)) - math.Floor(
 		float64(e.delay-h.delay)/float64(h.law.period),
 	)
-	if later <= 0 {
+	switch {
+	case later <= 0:
 		return h.n - used
+	case h.owed <= 0: // it has waited for nobody, so nobody's excess has put it off
+		return -used
 	}
 	return min(h.n, h.owed-(e.moved-h.moved)-float64(h.law.rate*(later-1))) - used
 }

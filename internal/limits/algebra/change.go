@@ -61,8 +61,11 @@ func (a *Rule) unused(b Balance, t Receipt, now int64) float64 {
 	later := float64(a.Window(at)) - float64(a.Window(t.Since)) - math.Floor(
 		float64(b.Delay-t.Delay)/float64(a.Period),
 	)
-	if later <= 0 {
+	switch {
+	case later <= 0:
 		return t.Count
+	case t.Owed <= 0:
+		return 0
 	}
 	return min(t.Count, t.Owed-(b.Moved-t.Moved)-float64(a.Rate*(later-1)))
 }

@@ -33,11 +33,11 @@ func (n names) giveIf(k kind, condition string) string {
 // unused is what can be given back of the $7 tokens of a take, of which $11 were used.
 //
 // For a bucket that is the rest. For a window the tokens are gone once the row is in a later
-// window. A take that was granted ahead owed the tokens of several windows: the first window repays
-// the oldest part of the debt, and so on. Of such a take, what the row's window and later windows
-// were to repay can be given back. If work waits in the row, the later one of the row's window and
-// the clock's window counts: otherwise that work would get those tokens in the clock's window, on
-// top of its own. Pauses delay windows, too. A pause by the windows of another rule may not be a
+// window. Charges put off only takes that wait, so they change nothing in that. A take that was
+// granted ahead owed the tokens of several windows: the first window repays the oldest part of the
+// debt, and so on. Of such a take, what the row's window and later windows were to repay can be
+// given back. If work waits in the row, the later one of the row's window and the clock's window
+// counts: otherwise that work would get those tokens in the clock's window, on top of its own. Pauses delay windows, too. A pause by the windows of another rule may not be a
 // whole number of this take's windows: the incomplete one is not given back.
 func unused(r rule) string {
 	later := `(` +
@@ -49,6 +49,7 @@ func unused(r rule) string {
 		` + r.windowOf(`(coalesce(b.delay, 0) - $15::bigint)::float8`) + `)`
 	return r.choose(`($7::float8 - $11::float8)`,
 		`(CASE WHEN `+later+` <= 0::float8 THEN $7::float8
+		WHEN $14::float8 <= 0::float8 THEN 0::float8
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * (`+later+` - 1::float8)) END - $11::float8)`)
 }
 

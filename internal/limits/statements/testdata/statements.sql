@@ -668,6 +668,7 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = greatest(b.value, least(b.capacity, b.value + (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
+		WHEN $14::float8 <= 0::float8 THEN 0::float8
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8))),
@@ -675,18 +676,21 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 		WHEN b.value = '-Infinity' THEN coalesce(b.moved, 0) + greatest(0, (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
+		WHEN $14::float8 <= 0::float8 THEN 0::float8
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8))
 		ELSE coalesce(b.moved, 0) + (-b.value - greatest(0, -greatest(b.value, least(b.capacity, b.value + (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
+		WHEN $14::float8 <= 0::float8 THEN 0::float8
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8))))) END
 WHERE (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
+		WHEN $14::float8 <= 0::float8 THEN 0::float8
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8) > 0::float8
@@ -700,6 +704,7 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = greatest(b.value, least(b.capacity, b.value + (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
+		WHEN $14::float8 <= 0::float8 THEN 0::float8
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8))),
@@ -707,18 +712,21 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 		WHEN b.value = '-Infinity' THEN coalesce(b.moved, 0) + greatest(0, (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
+		WHEN $14::float8 <= 0::float8 THEN 0::float8
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8))
 		ELSE coalesce(b.moved, 0) + (-b.value - greatest(0, -greatest(b.value, least(b.capacity, b.value + (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
+		WHEN $14::float8 <= 0::float8 THEN 0::float8
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8))))) END
 WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor($17::integer, pg_catalog.hashoid('"public".weir_balance'::regclass::oid))) IS NOT NULL AND (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
+		WHEN $14::float8 <= 0::float8 THEN 0::float8
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8) > 0::float8
