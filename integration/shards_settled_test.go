@@ -1,7 +1,9 @@
 package integration
 
 import (
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -9,6 +11,7 @@ import (
 	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/weirtest"
 )
 
 // Work ends by settling what it has reserved, in a transaction that may do more after that. Nobody
@@ -78,4 +81,41 @@ func TestTokensAreGatheredFromShardsThatNobodyHolds(t *testing.T) {
 			wantLeft(t, v, limit.For("k"), 40-6-20)
 		})
 	}
+}
+
+// Work that was reserved two windows ahead has the tokens of its second window yet to come when that
+// begins. They come back, whatever has become of its shards meanwhile: a line of a new shard may be
+// made of several, which repays faster and moves more often.
+func TestTokensThatMergedShardsAreYetToRepayComeBack(t *testing.T) {
+	t.Parallel()
+	eachWayTwice(t, func(
+		t *testing.T, here, there rig.Verbs, clock *weirtest.Clock, pool *pgxpool.Pool,
+	) {
+		for _, release := range []bool{false, true} {
+			for _, shards := range [][2]int{{2, 1}, {2, 3}, {4, 2}, {4, 3}, {4, 8}} {
+				name := fmt.Sprint("repaid", release, shards)
+				r := ratelimit.MustDefine(name, ratelimit.FixedWindow{Rate: 24, Period: time.Minute,
+					Start: clock.Now()}, ratelimit.Shards(shards[0])).For("k")
+				takeOK(t, first(here.RateLimit(t.Context(), r.Count(24).OrReserve())))
+				res := takeOK(t, first(here.RateLimit(t.Context(), r.Count(48).OrReserve())))
+				if wait := res.RunAt.Sub(clock.Now()); wait != 2*time.Minute {
+					t.Fatalf("%s: it runs in %v", name, wait)
+				}
+				reshard(t, pool, clock.Now, shards[1], r)
+				clock.Add(2 * time.Minute)
+				wantLeft(t, there, r, 0)
+				var ok bool
+				var err error
+				if release {
+					ok, err = there.Release(t.Context(), res.Reservation())
+				} else {
+					ok, err = there.Settle(t.Context(), res.Reservation(), r.Count(0))
+				}
+				if err != nil || !ok {
+					t.Fatal(ok, err)
+				}
+				wantLeft(t, here, r, 24)
+			}
+		}
+	})
 }

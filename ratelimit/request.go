@@ -144,8 +144,9 @@ type call struct {
 
 	shards int             // how many the limit should have; 0 for a call for a single row
 	parts  []call          // once granted by shards: what was taken from each
-	after  algebra.Balance // the row as the take left it; set only in parts
+	after  algebra.Balance // the row as the take left it; set only in parts. Or a closed row
 	used   float64         // how much of the count was used, when it is settled
+	line   float64         // of a closed row: by how many tokens its line moves up
 }
 
 // stamp records what the take left in the row: what giving back and settling need later.

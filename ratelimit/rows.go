@@ -203,8 +203,10 @@ func (l *Limiter) onRows(
 		}
 		var left []call // closed rows
 		for _, s := range trip {
-			if s.closed() {
-				left = append(left, *s.c)
+			if s.closed() && s.c.line == 0 {
+				c := *s.c
+				c.after = s.balance()
+				left = append(left, c)
 			} else {
 				done = append(done, s)
 			}
@@ -249,8 +251,9 @@ func (l *Limiter) learn(x executor, done []*statement, calls []call) {
 	freed(x, func() { l.forget(calls) })
 }
 
-// followed returns the rows that have the tokens of closed rows now, which are sorted. If the limit
-// was pruned because it was full, that is its row without shards.
+// followed returns the rows that have the tokens of closed rows now, which are sorted, and the closed
+// rows once more if their lines move. If the limit was pruned because it was full, it is its row
+// without shards that has them.
 func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call, error) {
 	limits := slices.CompactFunc(slices.Clone(left),
 		func(a, b call) bool { return a.Place == b.Place })
@@ -274,18 +277,30 @@ func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call
 			w.Rows[to].Value += r.Count - r.used // what comes next finds it fuller
 			rows = append(rows, r)
 		}
+		if n := c.unused(c.after, w.At); n > 0 {
+			moves := *c
+			moves.line = n
+			rows = append(rows, moves)
+		}
 	}
 	return rows, nil
 }
 
+// unused returns how much c gives back if its row is as b.
+func (c *call) unused(b algebra.Balance, now int64) float64 {
+	return c.Rule.Unused(b, algebra.Receipt{Count: c.Count, Left: c.Left}, now) - c.used
+}
+
 // back returns what c, a take from a shard of a former layout, gives back to the shards of the
 // present one. The shards that overlap with the old one may be full by now, with tokens of others.
-// So back gives to the shards with the fewest tokens. A take that was reserved in a window goes to
-// the overlapping shards, because the debt of each decides how much comes back.
+// So back gives to the shards with the fewest tokens.
 func (c *call) back(w *spread.Whole) []call {
 	n := c.Count - c.used
-	if n <= 0 || c.Windowed && c.Owed > 0 {
+	switch {
+	case n <= 0:
 		return c.follow(w.Layout)
+	case c.Windowed && c.Owed > 0:
+		return c.backAhead(w)
 	}
 	from, _ := shard.Address(c.Shard)
 	of := c.resized(from, w.Layout)
@@ -298,6 +313,26 @@ func (c *call) back(w *spread.Whole) []call {
 		r := of.partly(p.Count / n)
 		r.Shard = w.Row(p.Shard)
 		all = append(all, r)
+	}
+	return all
+}
+
+// backAhead is back for a take that was reserved in a window. It gives to the shards that overlap
+// with the old one, and so have its debt. How much comes back depends on the line of the old shard,
+// which is that of its closed row: the new ones may be made of several lines.
+func (c *call) backAhead(w *spread.Whole) (all []call) {
+	from, i := shard.Address(c.Shard)
+	of := c.resized(from, w.Layout)
+	// given back as to a bucket, which reckons nothing; Owed still says whether c has waited
+	of.Windowed, of.Credit, of.Owed = false, false, c.Owed-c.Credited()
+	for _, o := range shard.Overlaps(from.Shards, i, w.Shards) {
+		b := c.after
+		b.PausedUntil = max(b.PausedUntil, w.Rows[o.Shard].Since()) // what flows in until then is in it
+		if n := c.unused(b, w.At); n > 0 {
+			r := of
+			r.Shard, r.Count, r.used = w.Row(o.Shard), n*o.Share, 0
+			all = append(all, r)
+		}
 	}
 	return all
 }

@@ -184,8 +184,15 @@ func (l *Limiter) takeOf(c *call) *statement {
 	return l.write(c, l.sql.For(c.Windowed).Take, c.Count, c.Least(), c.Pausable())
 }
 
-// giveOf gives back what c took, except what was used of it.
+// giveOf gives back what c took, except what was used of it. If that goes to other rows, it only
+// moves the line, or is nil.
 func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
+	switch {
+	case c.line > 0 && move:
+		return l.chargeOf(c, -c.line)
+	case c.line > 0:
+		return nil
+	}
 	sql := l.sql.For(c.Windowed)
 	s := l.write(c, sql.Give, c.Count, float64(algebra.Full), used, move)
 	if c.Windowed {

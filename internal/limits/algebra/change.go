@@ -36,7 +36,7 @@ func (a *Rule) Give(r Row, t Receipt, used float64, move bool, now int64) Row {
 	if !r.Exists {
 		return a.fresh(Full, now)
 	}
-	left := a.unused(r.Balance, t, now) - used
+	left := a.Unused(r.Balance, t, now) - used
 	if !(left > 0) {
 		return r
 	}
@@ -48,9 +48,9 @@ func (a *Rule) Give(r Row, t Receipt, used float64, move bool, now int64) Row {
 	return r
 }
 
-// unused returns how many tokens of a take can be given back if none was used: see unused in give.go
+// Unused returns how many tokens of a take can be given back if none was used: see unused in give.go
 // of internal/limits/statements.
-func (a *Rule) unused(b Balance, t Receipt, now int64) float64 {
+func (a *Rule) Unused(b Balance, t Receipt, now int64) float64 {
 	if !a.Windowed {
 		return t.Count
 	}

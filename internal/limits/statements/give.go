@@ -3,8 +3,8 @@ package statements
 // give is Give of package algebra, for the $7 tokens of a take. The statement may have read the clock
 // before it waited for the row. That is harmless: the clock is only used to give back less.
 //
-// A closed row holds no tokens, but its line still moves up. The tokens are then given back to the
-// rows of the present layout.
+// A closed row holds no tokens, and stays as it is: the tokens are then given back to the rows of the
+// present layout, and its line is moved by charge.
 //
 // $10 a full balance $11 tokens used $12 whether to move the line; for a window, the row as the
 // take left it: $13 its time $14 what it owed $15 its delay $16 its moved
@@ -25,8 +25,7 @@ func (n names) giveIf(k kind, condition string) string {
 	given := `greatest(b.value, least(b.capacity, b.value + ` + unused + `))`
 	return n.upsert(row(absent(`$10::float8`)), condition+unused+` > 0::float8`,
 		`value = `+given,
-		`moved = CASE WHEN NOT $12::boolean OR b.value >= 0::float8 THEN b.moved
-		WHEN `+isClosed+` THEN coalesce(b.moved, 0) + greatest(0, `+unused+`)
+		`moved = CASE WHEN NOT $12::boolean OR b.value >= 0::float8 OR `+isClosed+` THEN b.moved
 		ELSE coalesce(b.moved, 0) + (-b.value - greatest(0, -`+given+`)) END`)
 }
 
@@ -53,13 +52,14 @@ func unused(r rule) string {
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * (`+later+` - 1::float8)) END - $11::float8)`)
 }
 
-// charge is Charge of package algebra, for $7 tokens.
+// charge is Charge of package algebra, for $7 tokens. A number below 0 moves up the line of a closed
+// row.
 func (n names) charge() string {
 	refilled := stored.refilled(`excluded.ts`)
 	return n.upsert(row(absent(`$4::float8 - $7::float8`)), "",
 		`value = `+refilled+` - $7::float8`,
 		tsForward, pauseOver,
-		`moved = CASE WHEN `+isClosed+` THEN b.moved
+		`moved = CASE WHEN `+isClosed+` THEN coalesce(b.moved, 0) - least(0, $7::float8)
 		ELSE coalesce(b.moved, 0) - (greatest(0, $7::float8 - `+refilled+`) - greatest(0, -`+refilled+`)) END`)
 }
 

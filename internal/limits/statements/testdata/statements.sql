@@ -7,8 +7,7 @@ VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infini
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = greatest(b.value, least(b.capacity, b.value + ($7::float8 - $11::float8))),
-	moved = CASE WHEN NOT $12::boolean OR b.value >= 0::float8 THEN b.moved
-		WHEN b.value = '-Infinity' THEN coalesce(b.moved, 0) + greatest(0, ($7::float8 - $11::float8))
+	moved = CASE WHEN NOT $12::boolean OR b.value >= 0::float8 OR b.value = '-Infinity' THEN b.moved
 		ELSE coalesce(b.moved, 0) + (-b.value - greatest(0, -greatest(b.value, least(b.capacity, b.value + ($7::float8 - $11::float8))))) END
 WHERE ($7::float8 - $11::float8) > 0::float8
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
@@ -19,8 +18,7 @@ VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infini
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
 	value = greatest(b.value, least(b.capacity, b.value + ($7::float8 - $11::float8))),
-	moved = CASE WHEN NOT $12::boolean OR b.value >= 0::float8 THEN b.moved
-		WHEN b.value = '-Infinity' THEN coalesce(b.moved, 0) + greatest(0, ($7::float8 - $11::float8))
+	moved = CASE WHEN NOT $12::boolean OR b.value >= 0::float8 OR b.value = '-Infinity' THEN b.moved
 		ELSE coalesce(b.moved, 0) + (-b.value - greatest(0, -greatest(b.value, least(b.capacity, b.value + ($7::float8 - $11::float8))))) END
 WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor($13::integer, pg_catalog.hashoid('"public".weir_balance'::regclass::oid))) IS NOT NULL AND ($7::float8 - $11::float8) > 0::float8
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
@@ -201,7 +199,7 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END) - $7::float8,
 	ts = greatest(b.ts, excluded.ts),
 	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
-	moved = CASE WHEN b.value = '-Infinity' THEN b.moved
+	moved = CASE WHEN b.value = '-Infinity' THEN coalesce(b.moved, 0) - least(0, $7::float8)
 		ELSE coalesce(b.moved, 0) - (greatest(0, $7::float8 - least(b.capacity, b.value + CASE WHEN b.origin IS NULL
 		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
 		ELSE b.rate * greatest(0,
@@ -672,14 +670,7 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8))),
-	moved = CASE WHEN NOT $12::boolean OR b.value >= 0::float8 THEN b.moved
-		WHEN b.value = '-Infinity' THEN coalesce(b.moved, 0) + greatest(0, (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
-		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
-		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
-		WHEN $14::float8 <= 0::float8 THEN 0::float8
-		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
-		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
-		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8))
+	moved = CASE WHEN NOT $12::boolean OR b.value >= 0::float8 OR b.value = '-Infinity' THEN b.moved
 		ELSE coalesce(b.moved, 0) + (-b.value - greatest(0, -greatest(b.value, least(b.capacity, b.value + (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
@@ -708,14 +699,7 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8))),
-	moved = CASE WHEN NOT $12::boolean OR b.value >= 0::float8 THEN b.moved
-		WHEN b.value = '-Infinity' THEN coalesce(b.moved, 0) + greatest(0, (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
-		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
-		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
-		WHEN $14::float8 <= 0::float8 THEN 0::float8
-		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * ((floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
-		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
-		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) - 1::float8)) END - $11::float8))
+	moved = CASE WHEN NOT $12::boolean OR b.value >= 0::float8 OR b.value = '-Infinity' THEN b.moved
 		ELSE coalesce(b.moved, 0) + (-b.value - greatest(0, -greatest(b.value, least(b.capacity, b.value + (CASE WHEN (floor(round(date_part('epoch', greatest(b.ts, b.paused_until, CASE WHEN b.value < 0::float8 THEN excluded.ts END) - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor(round(date_part('epoch', $13::timestamptz - $9::timestamptz) * 1e6::float8) / $6::float8) -
 		floor((coalesce(b.delay, 0) - $15::bigint)::float8 / $6::float8)) <= 0::float8 THEN $7::float8
