@@ -192,8 +192,9 @@ func (l *Limiter) CheckRateLimit(
 
 // ResetRateLimit makes the balances of the requests full again; their counts do not matter. Debts
 // of reservations are forgiven too, and their work will still run. A take that commits before the
-// reset is forgotten; one that commits after it counts. Windows keep their start. A pause
-// continues: see [Limiter.Resume].
+// reset is forgotten; one that commits after it counts. If a forgotten take is given back or settled
+// after others have taken, its tokens come back nevertheless, up to the capacity. Windows keep their
+// start. A pause continues: see [Limiter.Resume].
 func (l *Limiter) ResetRateLimit(ctx context.Context, tx pgx.Tx, requests ...Request) error {
 	return l.in(tx).ResetRateLimit(ctx, requests...)
 }
