@@ -156,3 +156,58 @@ func decidedBesideASilentConnection(t *testing.T) bool {
 	c.Close()
 	return before
 }
+
+// All connections go silent while a crowd on a limit with shards waits for its tokens, of which a
+// few callers could have all. They wait for one answer, and not one after the other.
+func TestACrowdOnALimitWithShardsWaitsForASilentServerOnce(t *testing.T) {
+	t.Parallel()
+	const callers = 24
+	var counter trips
+	g := newGate()
+	var cut atomic.Bool
+	var asked sync.Map // the connections on which something was asked in vain
+	pool := rig.Beside(t, pgtest.Pool(t), rig.Most(8), counter.through, g.through,
+		goesSilent(t, func(nr int64) bool {
+			if cut.Load() {
+				asked.Store(nr, true)
+			}
+			return cut.Load()
+		}, func(int64, []byte) {}))
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{Timeout: -1}), pool)
+	limit := ratelimit.MustDefine("silent", ratelimit.FixedWindow{Rate: 4, Period: rig.Century}, ratelimit.Shards(2))
+	takeOK(t, first(c.RateLimit(t.Context(), limit.For("k").Count(0))))
+	var idle []*pgxpool.Conn // a new one could not begin
+	for range 6 {
+		conn, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		idle = append(idle, conn)
+	}
+	for _, conn := range idle {
+		conn.Release()
+	}
+	g.shut()
+	defer g.open()
+	var wg sync.WaitGroup
+	for i := range callers {
+		p := park(t.Context())
+		wg.Go(func() {
+			if res, err := c.RateLimit(p, limit.For("k")); err == nil {
+				t.Errorf("%+v of a server that is silent", res)
+			}
+		})
+		p.wait(t)
+		if i == 0 {
+			g.next(t) // the others are in the next batch
+		}
+	}
+	cut.Store(true)
+	g.open()
+	wg.Wait()
+	n := 0
+	asked.Range(func(any, any) bool { n++; return true })
+	if n > 6 { // each of two batches asks on one, and pgx cancels that on another
+		t.Errorf("%d connections for %d calls", n, callers)
+	}
+}

@@ -11,8 +11,8 @@ import (
 )
 
 // decideAlone decides calls that cannot be decided in the batch, in goroutines of their own, a few
-// at a time. It does not wait for them, so the lane goes on. Calls for the same rows are decided in
-// their order.
+// at a time. It does not wait for them, so the lane goes on. Calls of the batch for the same rows
+// are decided in their order. Those of the next batch do not wait for them, and may come first.
 func (p *scheme) decideAlone() {
 	c := p.c
 	of := map[string][]*waiter{}
@@ -81,8 +81,10 @@ func (c *Coalesced) single(
 
 // sum decides calls for one limit and key, usually one with shards, together: as many at a time as
 // may have their tokens. If one call for all of these is granted, all are. Otherwise it denies the
-// calls that would be denied alone. It returns calls that are to be decided one by one, and adds to
-// trips.
+// calls that would be denied alone, and then tries half as many. If a single call loses its tokens
+// to other transactions, all calls that want as many or more would lose them, too. They are denied
+// with it, because each would take several trips. sum returns calls that are to be decided one by
+// one, and adds to trips.
 func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 	all := group[0].calls[0]
 	all.indexes = only
@@ -95,8 +97,10 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 		w.trips, w.together = w.trips+*trips, together
 		c.answer(w)
 	}
-	var alone []*waiter
+	var seen []*spread.Whole
 	for most, many := all.Capacity, len(group); len(group) > 1; {
+		looked := seen != nil // just before: the tokens of the first call were there
+		seen = nil
 		n := 0
 		for all.Count = 0; n < min(many, len(group)); n++ {
 			one := group[n].calls[0].Count
@@ -111,6 +115,13 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 			return err
 		})
 		switch {
+		case errors.Is(err, context.DeadlineExceeded): // they would all wait as long
+			for _, w := range group[n:] {
+				w.err = errSilent
+				answer(w, n)
+			}
+			group = group[:n]
+			fallthrough
 		case errors.Is(err, ErrOutcomeUnknown): // taking again could take twice
 			for _, w := range group[:n] {
 				w.err = err
@@ -119,7 +130,7 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 			group = group[n:]
 			continue
 		case err != nil:
-			return append(alone, group...)
+			return group
 		case res.OK:
 			grantAll(group[:n], res)
 			for _, w := range group[:n] {
@@ -128,29 +139,29 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 			group, many = group[n:], len(group)
 			continue
 		}
-		var seen []*spread.Whole
 		err = c.single(0, nil, func(ctx context.Context, x executor) (err error) {
 			seen, err = c.l.see(ctx, x.counting(trips), []call{all})
 			return err
 		})
 		if err != nil {
-			return append(alone, group...)
+			return group
 		}
 		var others []*waiter
 		for _, w := range group {
-			if w.verdicts[0] = seen[0].Decide(&w.calls[0].Ask); w.verdicts[0].OK {
-				others = append(others, w)
-			} else {
+			switch w.verdicts[0] = seen[0].Decide(&w.calls[0].Ask); {
+			case !w.verdicts[0].OK:
 				c.l.noted(&w.calls[0], &w.verdicts[0])
 				answer(w, len(group))
+			case n == 1 && looked && w.calls[0].Count >= all.Count: // others have them
+				w.verdicts[0] = seen[0].Lost(&w.calls[0].Ask)
+				answer(w, len(group))
+			default:
+				others = append(others, w)
 			}
-		}
-		if n == 1 && len(others) > 0 && others[0] == group[0] { // others were faster
-			alone, others = append(alone, others[0]), others[1:]
 		}
 		group, most, many = others, seen[0].Sum(&all.Rule, seen[0].At).Value, max(1, n/2)
 	}
-	return append(alone, group...)
+	return group
 }
 
 // grantAll grants calls whose sum was granted with res.

@@ -44,9 +44,9 @@ type Coalesced struct {
 
 const (
 	// lanes is how many batches are under way at a time. A key has its lane, in which its calls
-	// keep their order. On Citus a key may get another lane when its range becomes known: then a
-	// call may be decided before earlier ones that still wait in the old lane. With more lanes each
-	// batch has fewer calls, and fewer are decided in all.
+	// keep their order, except those that are decided alone. On Citus a key may get another lane
+	// when its range becomes known: then a call may be decided before earlier ones that still wait
+	// in the old lane. With more lanes each batch has fewer calls, and fewer are decided in all.
 	lanes = 2
 
 	// lanesOfKeys is lanes for engines where a batch stays on one node: see ofOneNode. Calls in the

@@ -194,8 +194,12 @@ func (s *Lease) take(ctx context.Context, n float64) (Result, error) {
 }
 
 // Close gives back the tokens that the lease holds, and waits for calls in flight. Takes that wait,
-// and all later ones, fail with an error that matches [ErrClosed]. Tokens that cannot be given back
-// are lost: the error says why. A second Close does nothing.
+// and all later ones, fail with an error that matches [ErrClosed]. A second Close does nothing.
+//
+// Giving a block back may take half a second at most, because later its tokens could exceed the
+// limit. Tokens that are not given back by then count as used, and Close returns an error that says
+// why. If the database was too slow, it matches [context.DeadlineExceeded]. The lease is closed all
+// the same, so most programs should only log the error.
 func (s *Lease) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true

@@ -48,4 +48,13 @@ var ofEdges = []mutant{
 		"ShardsAreResumed|AllOrNothingComesBack", []string{"./integration"}, true},
 	{"shards: a change of their number may end half-way", "ratelimit/reshard.go",
 		"return x.change(ctx, puts)", "return x.run(ctx, puts)", "ShardsAreMade", []string{"./integration"}, true},
+	{"coalesce: each of a crowd loses its tokens by itself", "ratelimit/alone.go",
+		"looked && w.calls[0].Count >= all.Count: //", "looked && w == group[0]: //", "LosesItsTokens", []string{"./integration"}, true},
+	{"coalesce: who wants less is denied with a crowd", "ratelimit/alone.go",
+		"looked && w.calls[0].Count >= all.Count: //", "looked: //", "LosesItsTokens", []string{"./integration"}, true},
+	{"coalesce: what has flowed in after a grant counts as lost", "ratelimit/alone.go",
+		"		seen = nil\n", "", "FlowInBesideACrowd", []string{"./integration"}, true},
+	{"coalesce: a silent server is asked for a few callers at a time", "ratelimit/alone.go",
+		"case errors.Is(err, context.DeadlineExceeded): //", "case false && errors.Is(err, context.DeadlineExceeded): //",
+		"ASilentServerOnce", []string{"./integration"}, true},
 }
