@@ -102,6 +102,27 @@ func TestBadLeasesAreRefused(t *testing.T) {
 	}
 }
 
+// What a transaction has taken from memory stays taken if it rolls back after Close: nobody gets it
+// from a lease that is closed.
+func TestWhatRollsBackAfterCloseIsNotHandedOut(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := aLease(t, Config{}, MustDefine("rolls back", FixedWindow{Rate: 100, Period: 1000 * time.Hour}).For("k"))
+		s.fill(10, 50)
+		a := &attempt{}
+		if res, ok, err := s.borrow(a, 10); !ok || err != nil || !res.OK {
+			t.Fatal(res, ok, err)
+		}
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		a.undone()
+		if res, err := s.Take(t.Context(), 1); !errors.Is(err, ErrClosed) {
+			t.Errorf("%+v, %v, want ErrClosed", res, err)
+		}
+	})
+}
+
 // arrives is an answer to the fetch that is under way, of count tokens: they left the row at value.
 func (s *Lease) arrives(f *flight, count, value float64) {
 	c := s.calls[0]

@@ -49,6 +49,9 @@ func (s *Lease) borrow(a *attempt, n float64) (res Result, ok bool, err error) {
 		a.undo = append(a.undo, func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
+			if s.closed { // they stay taken
+				return
+			}
 			s.putBack(took, s.now())
 			s.giveBackSoon()
 		})

@@ -8,6 +8,8 @@ var ofEdges = []mutant{
 		"|| now-d.told >= int64(kept) {", "{", "ALeaseLearnsOfAReset", []string{"./integration"}, true},
 	{"lease: takes wait for all those before them", "ratelimit/lease_fetch.go",
 		"if d := s.l.patience(ctx); d > 0 {", "if d := s.l.patience(ctx); d < 0 {", "TakesThatWaitEndInTime", []string{"./ratelimit"}, true},
+	{"lease: what rolls back after Close is handed out", "ratelimit/lease_tx.go",
+		"if s.closed { // they", "if s.closed && s.l == nil { // they", "RollsBackAfterClose", core, true},
 	{"autocommit: an answer before a failed COMMIT counts", "ratelimit/execute.go",
 		"	s.found = false // the", "	// the", "AnswerBeforeAFailedCommit", []string{"./integration"}, true},
 	{"shadow: it does not follow", "ratelimit/receiver.go",
