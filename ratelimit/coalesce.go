@@ -112,7 +112,8 @@ func (c *Coalesced) connections() int32 { return c.pool.Stat().MaxConns() }
 // several limits, and reservations, take two.
 //
 // If another transaction holds a row of the call, the call waits until the row is free or ctx ends.
-// If the committed balances deny the call, it is denied at once.
+// If the committed balances deny the call, it is denied at once. For a limit with [Shards], a call
+// that does not reserve is denied for up to 100 ms if others hold the shards with tokens.
 //
 // If ctx ends, or Config.Timeout is over for a ctx without a deadline, the call's tokens are given
 // back. If the database is deciding the call just then, the call waits up to 50 ms for the answer.
