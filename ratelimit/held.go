@@ -261,7 +261,7 @@ func (h *held) wait(kind int, rows []*heldRow) {
 		h.mu.Unlock()
 		h.c.decide(&scheme{c: h.c, late: some, wait: at})
 		if n := time.Duration(h.c.connections()); n < 4 {
-			time.Sleep(time.Since(began) * (4 - n) / n)
+			h.rest(time.Since(began) * (4 - n) / n)
 		}
 		h.mu.Lock()
 		for _, r := range rows {
@@ -274,5 +274,12 @@ func (h *held) wait(kind int, rows []*heldRow) {
 		rows = h.pick(kind, time.Now())
 		h.runs[kind] = rows != nil
 		h.mu.Unlock()
+	}
+}
+
+// rest sleeps for d, or until Close no longer waits for held rows.
+func (h *held) rest(d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end) && !h.c.ended.Load(); {
+		time.Sleep(min(inLine, time.Until(end)))
 	}
 }

@@ -115,6 +115,8 @@ var ofTheCore = []mutant{
 		"		case denied:\n", "		case denied && !tried:\n", "ToldOfEveryDecision", whole, true},
 	{"held: Close waits for ever", "ratelimit/coalesce.go",
 		"		c.ended.Store(true)\n", "", "CloseGivesUp", whole, true},
+	{"held: Close waits until a row may be waited for again", "ratelimit/held.go",
+		"time.Now().Before(end) && !h.c.ended.Load(); {", "time.Now().Before(end); {", "MayBeWaitedForAgain", core, true},
 	{"held: a transaction of two trips stays open", "ratelimit/trip.go",
 		"session_timeout = 5000", "session_timeout = 500000", "CutOffComeFree", whole, true},
 	{"lane: keys are decided together in the portable form", "ratelimit/lane.go",
