@@ -30,6 +30,17 @@ const (
 
 // Conflict notes that a transaction has failed on a row of a limit with so many shards.
 func (h *Hot) Conflict(limit string, shards int, now time.Time) {
+	n, within, tell := h.note(limit, now)
+	if !tell {
+		return
+	}
+	// Without the lock: writing logs may take long, and may use the limiter.
+	h.Logger.Warn("ratelimit: transactions conflict on the rows of a limit; give it more shards: see ratelimit.Shards",
+		"limit", limit, "shards", shards, "conflicts", n, "within", within.Round(time.Second))
+}
+
+// note counts a conflict. It returns how many there were within which time, and whether to tell.
+func (h *Hot) note(limit string, now time.Time) (n int, within time.Duration, tell bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.of == nil {
@@ -44,10 +55,8 @@ func (h *Hot) Conflict(limit string, shards int, now time.Time) {
 		k.since, k.n = now, 0
 	}
 	if k.n++; k.n < manyConflicts || !k.told.IsZero() && now.Sub(k.told) < toldEvery {
-		return
+		return 0, 0, false
 	}
 	k.told = now
-	h.Logger.Warn("ratelimit: transactions conflict on the rows of a limit; give it more shards: see ratelimit.Shards",
-		"limit", limit, "shards", shards, "conflicts", k.n, "within",
-		now.Sub(k.since).Round(time.Second))
+	return k.n, now.Sub(k.since), true
 }

@@ -2,6 +2,7 @@ package contended
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
 	"strings"
 	"testing"
@@ -37,5 +38,39 @@ func TestALimitThatIsFoughtForIsToldOfNowAndThen(t *testing.T) {
 	many("hot", manyConflicts, time.Millisecond)
 	if lines() != 2 {
 		t.Errorf("not told again: %s", log.String())
+	}
+}
+
+// conflicting is a handler of logs that meets a conflict itself, as one that writes to the database.
+type conflicting struct {
+	slog.Handler
+	h *Hot
+}
+
+func (c conflicting) Handle(ctx context.Context, r slog.Record) error {
+	c.h.Conflict("logs", 1, r.Time)
+	return c.Handler.Handle(ctx, r)
+}
+
+// A conflict that somebody meets while the warning is written waits for nothing.
+func TestAWarningHoldsUpNoOtherConflict(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	h := new(Hot)
+	h.Logger = slog.New(conflicting{slog.NewTextHandler(&log, nil), h})
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
+		for range manyConflicts {
+			h.Conflict("hot", 4, time.Unix(1_700_000_000, 0))
+		}
+	}()
+	select {
+	case <-told:
+	case <-time.After(time.Minute):
+		t.Fatal("the warning waits for itself")
+	}
+	if !strings.Contains(log.String(), "limit=hot") {
+		t.Errorf("told %q", log.String())
 	}
 }
