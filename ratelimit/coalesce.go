@@ -29,6 +29,7 @@ type Coalesced struct {
 	watch   watch
 	gives   gives
 	seed    maphash.Seed
+	waiters sync.Pool     // that are free
 	waiting atomic.Int64  // calls that are not decided yet
 	order   atomic.Int64  // the number of the last call that came
 	overdue atomic.Int32  // overdue batches for which their lanes no longer wait
@@ -88,7 +89,7 @@ var ErrClosed = errors.New("ratelimit: closed")
 // but at most 4 connections. Close it before the pool.
 func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
 	c := &Coalesced{Autocommit: l.Autocommit(pool), seed: maphash.MakeSeed(),
-		lanes: make([]lane, lanes)}
+		lanes: make([]lane, lanes), waiters: sync.Pool{New: newWaiter}}
 	if l.cfg.Portable {
 		c.lanes = make([]lane, lanesOfKeys)
 	}
@@ -148,7 +149,7 @@ func (c *Coalesced) rateLimit(ctx context.Context, o *observation, calls []call)
 	if res, ok := c.l.recall(calls); ok {
 		return res, nil
 	}
-	w := waiters.Get().(*waiter)
+	w := c.waiters.Get().(*waiter)
 	w.calls = calls
 	w.state.Store(queued)
 	if err := c.add(w); err != nil {
@@ -180,7 +181,7 @@ func (c *Coalesced) rateLimit(ctx context.Context, o *observation, calls []call)
 	if o != nil {
 		o.e.Trips, o.e.Together = o.e.Trips+w.trips, max(o.e.Together, w.together)
 	}
-	w.free()
+	c.free(w)
 	return res, err
 }
 

@@ -42,15 +42,17 @@ const (
 	answered
 )
 
-var waiters = sync.Pool{New: func() any {
+func newWaiter() any {
 	w := &waiter{done: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
 	w.timer.Stop()
 	return w
-}}
+}
 
-func (w *waiter) free() {
+// free keeps the waiter of a call that is answered for another one. It does so for calls of this
+// Coalesced only: what is made in a bubble of testing/synctest must not be used outside of it.
+func (c *Coalesced) free(w *waiter) {
 	*w = waiter{done: w.done, timer: w.timer}
-	waiters.Put(w)
+	c.waiters.Put(w)
 }
 
 // within returns a channel that fires after d, or nil if d is 0. A context for each call would cost
