@@ -59,7 +59,7 @@ test: postgres sfv ## Run all tests, on servers of their own
 .PHONY: test/stress
 test/stress: postgres ## Run the random tests and the faults for longer than make test does: DURATION=10s for each
 	WEIR_TEST_DURATION=$(or $(DURATION),10s) $(GO) test -count=1 $(TIMEOUT) -parallel=8 -run '$(RANDOM_TESTS)' ./integration/...
-	WEIR_TEST_DURATION=1s $(GO) test -count=1 -run '$(LARGE_TESTS)' ./scheduler
+	WEIR_TEST_DURATION=1s $(GO) test -count=1 $(TIMEOUT) -run '$(LARGE_TESTS)' ./scheduler
 
 .PHONY: test/faults
 test/faults: postgres ## Run the tests under faults, and print their rounds: killed servers, cut connections

@@ -1,6 +1,7 @@
 package scheduler_test
 
 import (
+	"bytes"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -27,12 +28,13 @@ func TestMakeRunsTheLargeTests(t *testing.T) {
 		t.Fatal(err)
 	}
 	test := regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\) \{\n\tt\.Parallel\(\)\n(\trig\.Large\(t\)\n)?`)
-	large := 0
+	large, calls := 0, 0
 	for _, path := range files {
 		b, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
+		calls += bytes.Count(b, []byte("rig."+"Large("))
 		for _, m := range test.FindAllSubmatch(b, -1) {
 			is := len(m[2]) > 0
 			if is {
@@ -43,8 +45,8 @@ func TestMakeRunsTheLargeTests(t *testing.T) {
 			}
 		}
 	}
-	if large == 0 {
-		t.Error("no test is large")
+	if large == 0 || calls != large {
+		t.Errorf("%d tests are large, and %d call rig.Large", large, calls)
 	}
 }
 

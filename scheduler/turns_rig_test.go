@@ -99,11 +99,17 @@ func (s *stepped) grant(cfg *river.Config) (held bool) {
 		if err == nil {
 			return held
 		}
-		if e := (*pgconn.PgError)(nil); !errors.As(err, &e) || e.Code != "25P03" && e.Code != "55P03" {
+		if !stalled(err) {
 			s.t.Fatal(err)
 		}
 		s.failed++
 	}
+}
+
+// stalled reports whether the server has ended a grant because a process stood still: see grant.
+func stalled(err error) bool {
+	e := (*pgconn.PgError)(nil)
+	return errors.As(err, &e) && (e.Code == "25P03" || e.Code == "55P03")
 }
 
 // step grants, and has the jobs that are granted end. It returns them.

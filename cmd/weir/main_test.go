@@ -186,7 +186,10 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		fails(t, exitFailed, "refused",
 			"--database")
 	exec(t, pool, `INSERT INTO weir_schema (version, compatible) VALUES (1000, 1)`)
-	weir(t, pool, "migrate", "--distributed").fails(t, exitFailed, "version 1000", "distributes nothing", "install a later weir")
+	left := weir(t, pool, "migrate", "--distributed").ok(t).out
+	if !strings.Contains(left, "version 1000") || !strings.Contains(left, "distributed nothing") {
+		t.Errorf("a later release's schema was left alone, and it says: %s", left)
+	}
 	exec(t, pool, `UPDATE weir_schema SET compatible = 99`)
 	weir(t, pool, "limits").fails(t, exitFailed, "Install a later weir")
 }

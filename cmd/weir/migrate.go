@@ -78,11 +78,7 @@ func (s *session) migrate(ctx context.Context, d distribution) error {
 		return err
 	}
 	distribute := d.options()
-	if from > schema.Newest && len(distribute) > 0 { // Migrate leaves it alone
-		return fmt.Errorf("schema %q is at version %d, and this command knows versions up to %d, "+
-			"so it distributes nothing: install a later weir", where, from, schema.Newest)
-	}
-	if from < schema.Newest || len(distribute) > 0 {
+	if from < schema.Newest || from == schema.Newest && len(distribute) > 0 {
 		what := fmt.Sprintf("migrate schema %q from version %d to %d", where, from, schema.Newest)
 		if len(distribute) > 0 {
 			what += " and distribute its tables"
@@ -104,6 +100,11 @@ func (s *session) migrate(ctx context.Context, d distribution) error {
 			From   int    `json:"from"`
 			To     int    `json:"to"`
 		}{where, from, to})
+	}
+	if from > schema.Newest && len(distribute) > 0 { // Migrate has left it alone
+		s.e.sayf("Schema %q is at version %d, which a later weir has made. "+
+			"This one has changed nothing, and distributed nothing.\n", where, to)
+		return nil
 	}
 	if len(distribute) > 0 {
 		s.e.sayf("Schema %q is at version %d, and its tables are distributed.\n", where, to)

@@ -232,7 +232,7 @@ func (a *Attempts) place(
 ) (time.Time, error) {
 	limiter, first := a.Limiter, jobs[0].requests
 	check, err := limiter.Autocommit(a.Pool).CheckRateLimit(ctx, first...)
-	if errors.Is(err, ratelimit.ErrNeverGranted) { // at once: it asks for more than the capacity
+	if errors.Is(err, ratelimit.ErrInvalid) { // at once: only a reservation grants what it asks for
 		check, err = limiter.Autocommit(a.Pool).CheckRateLimit(ctx, ticket.Reserving(first)...)
 	}
 	if err != nil || check.OK && check.RunAt.IsZero() {

@@ -16,6 +16,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
@@ -115,7 +116,9 @@ func (m mutant) bite(ctx context.Context, dir string) (killed bool, output []byt
 	}
 	test := exec.CommandContext(ctx, "go", args...)
 	test.Dir = m.module(".")
-	test.Env = append(os.Environ(), "WEIR_TEST_DURATION=1s") // with those that make test leaves out
+	if slices.Contains(m.packages, jobs[0]) { // with those that make test leaves out
+		test.Env = append(os.Environ(), "WEIR_TEST_DURATION=1s")
+	}
 	output, err = test.CombinedOutput()
 	if ctx.Err() != nil {
 		return false, nil, ctx.Err()

@@ -232,7 +232,7 @@ var ofTheScheduler = []mutant{
 	{"cancel: a copy of a job's metadata gives back", "internal/jobs/riverjob/store.go",
 		" || !read.Ticket.IsOf(w.ID) {", " {", "MetadataThatIsCopied", jobs, false},
 	{"backlog: who can only reserve stays in front", "internal/jobs/attempt/pay.go",
-		"if errors.Is(err, ratelimit.ErrNeverGranted) {", "if false {", "MoreThanTheCapacity", jobs, false},
+		"if errors.Is(err, ratelimit.ErrInvalid) { // at once", "if false { // at once", "MoreThanTheCapacity", jobs, false},
 	{"backlog: who asks for too much is placed with the others", "internal/jobs/attempt/pay.go",
 		"if rs := requests(job); canBeGranted(rs) {", "if rs := requests(job); len(rs) > 0 {", "AsksForTooMuch", jobs, false},
 	{"backlog: one held balance holds up all", "internal/jobs/attempt/pay.go",
