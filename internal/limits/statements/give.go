@@ -36,8 +36,9 @@ func (n names) giveIf(k kind, condition string) string {
 // granted ahead owed the tokens of several windows: the first window repays the oldest part of the
 // debt, and so on. Of such a take, what the row's window and later windows were to repay can be
 // given back. If work waits in the row, the later one of the row's window and the clock's window
-// counts: otherwise that work would get those tokens in the clock's window, on top of its own. Pauses delay windows, too. A pause by the windows of another rule may not be a
-// whole number of this take's windows: the incomplete one is not given back.
+// counts: otherwise that work would get those tokens in the clock's window, on top of its own.
+// Pauses delay windows, too. A pause by the windows of another rule may not be a whole number of
+// this take's windows: the incomplete one is not given back.
 func unused(r rule) string {
 	later := `(` +
 		r.window(

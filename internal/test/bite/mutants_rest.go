@@ -358,7 +358,7 @@ var ofTheRest = []mutant{
 	{"weirtest: all keys are reset", "weirtest/settle.go",
 		"if a.key == key {", "if a.key == key || key != \"\" {", "ResetKeyFills", fake, true},
 	{"weirtest: a window's tokens outlive it", "internal/limits/algebra/change.go",
-		"if later <= 0 {", "if later <= 1e18 {", "NoGift", fake, true},
+		"case later <= 0:", "case later <= 1e18:", "NoGift", fake, true},
 
 	// dashboard
 	{"dashboard: each viewer reads for himself", "dashboard/share.go",
