@@ -14,7 +14,7 @@ func TestTheDemoSaysWhatItShowsAndWhatToTryNext(t *testing.T) {
 	var out bytes.Buffer
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	o := options{requests: 20, budget: budget{tokens: 20_000, requests: 400,
+	o := options{requests: 20, budget: budget{api: "first ", tokens: 20_000, requests: 400,
 		minute: 2 * time.Second}, within: 2 * time.Minute, shards: 1}
 	if err := run(ctx, &progress{out: &out, start: time.Now()}, o); err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 // budget is what the API allows in any interval of a minute's length. The demo's minute is shorter,
 // so that it ends while you watch.
 type budget struct {
+	api      string // with which the names of its limits begin
 	minute   time.Duration
 	tokens   int
 	requests int
@@ -42,7 +43,7 @@ const mostReserved = 1_000_000
 func define(b budget, shards int) (limits, error) {
 	bucket := func(name string, total, capacity float64,
 		options ...ratelimit.Option) (ratelimit.Limit, error) {
-		return ratelimit.Define(name, ratelimit.TokenBucket{
+		return ratelimit.Define(b.api+name, ratelimit.TokenBucket{
 			Rate:     total - capacity,
 			Period:   b.minute + slack,
 			Capacity: ratelimit.Tokens(capacity),

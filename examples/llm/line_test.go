@@ -13,7 +13,7 @@ func TestTheModestTenantDoesNotWaitForTheGreedyOne(t *testing.T) {
 	t.Parallel()
 	s := demo(t)
 	o := options{shards: 1, requests: 10, greedy: 60,
-		budget: budget{minute: 2 * time.Second, tokens: 8000, requests: 200}}
+		budget: budget{api: "line ", minute: 2 * time.Second, tokens: 8000, requests: 200}}
 	api := standIn(t, o.budget)
 	out, err := s.run(t, o, api.BaseURL(), api.Log)
 	if err != nil {

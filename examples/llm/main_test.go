@@ -34,7 +34,8 @@ func TestEveryMessageIsPaidForOnceAndTheBooksBalance(t *testing.T) {
 func balances(t *testing.T) bool {
 	t.Helper()
 	s := demo(t)
-	o := options{shards: 1, requests: 100, budget: budget{minute: 2 * time.Second, tokens: 10_000, requests: 200}}
+	o := options{shards: 1, requests: 100,
+		budget: budget{api: "books ", minute: 2 * time.Second, tokens: 10_000, requests: 200}}
 	api := standIn(t, o.budget)
 	// There is always somebody in the line, two seconds before the messages and behind them. So the
 	// bucket is never full: nothing that flows in is lost. On a machine that stalls for as long it
@@ -88,7 +89,7 @@ func balances(t *testing.T) bool {
 	// In a pause, after a 429 on a machine that is too slow, nothing flows in.
 	s.scan(t,
 		fmt.Sprintf(`SELECT value, coalesce(moved, 0), rate * 1e6 / period, extract(epoch FROM greatest(ts, paused_until) - '%s'::timestamptz)::float8 - coalesce(delay, 0) / 1e6
-		FROM weir_balance WHERE name = 'chatTokens'`, before.At.Format(time.RFC3339Nano)), &value,
+		FROM weir_balance WHERE name = 'books chatTokens'`, before.At.Format(time.RFC3339Nano)), &value,
 		&moved, &rate, &seconds)
 	var first int
 	s.scan(t, `SELECT count(*) FROM message WHERE planned_at IS NULL`, &first)
@@ -126,16 +127,16 @@ func TestWhatIsNotUsedGoesToThoseWhoWait(t *testing.T) {
 	}{"OnTime": {false, 1}, "FromShards": {false, 4}, "RiverAlone": {true, 1}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			startEarlier(t, tc.plain, tc.shards)
+			startEarlier(t, name, tc.plain, tc.shards)
 		})
 	}
 }
 
-func startEarlier(t *testing.T, plain bool, shards int) {
+func startEarlier(t *testing.T, name string, plain bool, shards int) {
 	t.Helper()
 	s := demo(t)
 	o := options{shards: shards, requests: 150,
-		budget: budget{minute: 2 * time.Second, tokens: 8000, requests: 200}, plain: plain}
+		budget: budget{api: name + " ", minute: 2 * time.Second, tokens: 8000, requests: 200}, plain: plain}
 	api := standIn(t, o.budget)
 	s.reserve(t, o, 15) // two seconds, for the messages to come in
 	stalled := s.stalls(t)
@@ -175,7 +176,8 @@ func startEarlier(t *testing.T, plain bool, shards int) {
 func TestACallWithoutAnAnswerKeepsItsEstimate(t *testing.T) {
 	t.Parallel()
 	s := demo(t)
-	o := options{shards: 1, requests: 5, budget: budget{minute: 2 * time.Second, tokens: 10_000, requests: 200}}
+	o := options{shards: 1, requests: 5,
+		budget: budget{api: "lost ", minute: 2 * time.Second, tokens: 10_000, requests: 200}}
 	var calls atomic.Int64
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if calls.Add(1) == 1 {
@@ -216,12 +218,13 @@ func TestARefusedCallGivesItsTokensBack(t *testing.T) {
 		w.WriteHeader(http.StatusUnauthorized)
 	}))
 	defer api.Close()
-	o := options{shards: 1, requests: 1, budget: budget{minute: time.Hour, tokens: 10_000, requests: 200}}
+	o := options{shards: 1, requests: 1,
+		budget: budget{api: "refused ", minute: time.Hour, tokens: 10_000, requests: 200}}
 	if _, err := s.run(t, o, api.URL, nil); !errors.As(err, new(*refusedError)) {
 		t.Errorf("got %v", err)
 	}
 	var tokens, requests float64
-	s.scan(t, `SELECT (SELECT value FROM weir_balance WHERE name = 'chatTokens'), (SELECT value FROM weir_balance WHERE name = 'chatRequests')`,
+	s.scan(t, `SELECT (SELECT value FROM weir_balance WHERE name = 'refused chatTokens'), (SELECT value FROM weir_balance WHERE name = 'refused chatRequests')`,
 		&tokens, &requests)
 	if tokens != largest || requests != 19 {
 		t.Errorf("%v tokens and %v requests are left, want all %d and 19 of 20", tokens, requests, largest)

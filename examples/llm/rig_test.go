@@ -12,7 +12,9 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// demo has a database of its own.
+// demo has a database of its own. The API of each demo has a name of its own, too, with which the
+// names of its limits begin: jobs that wait go by the newest rule that the process has defined for a
+// name, and the tests run at the same time.
 func demo(t *testing.T) *store {
 	t.Helper()
 	s, err := open(t.Context(), pgtest.Server(t).URL())
