@@ -288,7 +288,7 @@ func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call
 
 // unused returns how much c gives back if its row is as b.
 func (c *call) unused(b algebra.Balance, now int64) float64 {
-	return c.Rule.Unused(b, algebra.Receipt{Count: c.Count, Left: c.Left}, now) - c.used
+	return c.Unused(b, algebra.Receipt{Count: c.Count, Left: c.Left}, now) - c.used
 }
 
 // back returns what c, a take from a shard of a former layout, gives back to the shards of the

@@ -39,7 +39,7 @@ var ofTheLines = []mutant{
 	{"grant: a client that hangs keeps the line", "internal/jobs/fairline/sql.go",
 		"'idle_in_transaction_session_timeout', '2000'", "'idle_in_transaction_session_timeout', '0'", "AClientThatHangs", jobs, false},
 	{"grant: each round begins with the first line", "internal/jobs/fairline/granter.go",
-		"		r.behind[of[0]] = of[1]\n", "", "EveryLineHasItsTurn", jobs, false},
+		"		r.behind[of[0]] = of[1]\n", "		_ = of\n", "EveryLineHasItsTurn", jobs, false},
 	{"grant: lines that are held up hold up those behind them", "internal/jobs/fairline/granter.go",
 		"if inTime {", "if false {", "ALineThatIsHeldUp", jobs, false},
 	{"grant: what was read once is read again, fit or not", "internal/jobs/fairline/grant.go",
