@@ -43,7 +43,7 @@ const mostReserved = 1_000_000
 func define(b budget, shards int) (limits, error) {
 	bucket := func(name string, total, capacity float64,
 		options ...ratelimit.Option) (ratelimit.Limit, error) {
-		return ratelimit.Define(b.api+name, ratelimit.TokenBucket{
+		return ratelimit.Define(name, ratelimit.TokenBucket{
 			Rate:     total - capacity,
 			Period:   b.minute + slack,
 			Capacity: ratelimit.Tokens(capacity),
@@ -53,13 +53,13 @@ func define(b budget, shards int) (limits, error) {
 	}
 	var l limits
 	var err error
-	if l.chatTokens, err = bucket("chatTokens", float64(b.tokens), float64(largest*shards),
+	if l.chatTokens, err = bucket(b.api+"chatTokens", float64(b.tokens), float64(largest*shards),
 		ratelimit.Shards(shards)); err != nil {
 		return l, err
 	}
 	// The fair line takes of it twice a second, for all jobs whose turn it is: those must fit into
 	// it.
-	l.chatRequests, err = bucket("chatRequests", float64(b.requests), float64(b.requests)/10)
+	l.chatRequests, err = bucket(b.api+"chatRequests", float64(b.requests), float64(b.requests)/10)
 	return l, err
 }
 
