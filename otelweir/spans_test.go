@@ -136,7 +136,7 @@ func TestErrorsOfATransactionNameNoKey(t *testing.T) {
 		for _, s := range made {
 			text := fmt.Sprint(s.Attributes(), s.Events(), s.Status())
 			if strings.Contains(text, "alice") || strings.Contains(text, "bob") {
-				t.Errorf("%s: a key is told: %s", name, text)
+				t.Errorf("%s: a key is in %s", name, text)
 			}
 		}
 	}

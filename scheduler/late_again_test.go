@@ -113,6 +113,65 @@ func (f *fixture) roundHasPassed(t testing.TB) {
 	}
 }
 
+// A late job behind others that have paid since stays late until it pays, too: neither a round nor
+// what another job's put-off moves along puts it off to behind these.
+func TestALateJobIsNotPutOffBehindThoseWhoHavePaid(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.MustDefine("late behind others",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)})
+	// late is a job in a queue that is late, behind others that have paid for ten minutes.
+	late := func(t *testing.T, f *fixture, opts *river.InsertOpts) *rivertype.JobRow {
+		t.Helper()
+		job := f.reserveOn(t, 0, opts, limit.For("k"))
+		f.until(t, job.ScheduledAt.Add(3500*time.Millisecond))
+		f.inTx(t, func(ctx context.Context, tx pgx.Tx) error {
+			res, err := f.limiter.RateLimit(ctx, tx, limit.For("k").Count(600).OrReserve())
+			if err != nil {
+				return err
+			}
+			taken := res.Reservation()
+			return f.limiter.Renew(ctx, tx, &taken)
+		})
+		return job
+	}
+	t.Run("ByARound", func(t *testing.T) {
+		t.Parallel()
+		f, sched, j := exact(t)
+		f.exec(t, `INSERT INTO river_queue (name, created_at, updated_at) VALUES ('unworked', now(), now())`)
+		// With a leader of River's the job could be available before the first round looks at it.
+		f.exec(t, `INSERT INTO river_leader (elected_at, expires_at, leader_id) VALUES (now(), now() + interval '1 h', 'nobody')`)
+		job := late(t, f, &river.InsertOpts{Queue: "unworked"})
+		j.client(t, sched)
+		f.roundHasPassed(t)
+		if at := f.job(t, job.ID).ScheduledAt; !at.Equal(job.ScheduledAt) {
+			t.Errorf("it was moved by %v", at.Sub(job.ScheduledAt))
+		}
+	})
+	t.Run("BesideAnother", func(t *testing.T) {
+		t.Parallel()
+		f, sched, j := exact(t)
+		job := late(t, f, &river.InsertOpts{Priority: 4})
+		other := f.reserveOn(t, 1, nil, limit.For("k"))
+		f.exec(t, fmt.Sprintf(`UPDATE river_job SET state = 'available', scheduled_at = now() WHERE id = %d`, other.ID))
+		f.exec(t, fmt.Sprintf(`UPDATE river_job SET state = 'available' WHERE id = %d`, job.ID))
+		j.client(t, sched, func(cfg *river.Config) { // it fetches the other one first, and seldom
+			cfg.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1,
+				FetchCooldown: 3 * time.Second, FetchPollInterval: 3 * time.Second}}
+		})
+		var now *rivertype.JobRow
+		eventually(t, "it has paid, or was moved", func() bool {
+			now = f.job(t, job.ID)
+			return paidLate(now) || !now.ScheduledAt.Equal(job.ScheduledAt)
+		})
+		if !paidLate(now) {
+			t.Errorf("it was moved by %v, and has not paid: %s", now.ScheduledAt.Sub(job.ScheduledAt), now.Metadata)
+		}
+		if w := woken(t, f.job(t, other.ID)); w == 0 {
+			t.Error("the other one was not put off: the test shows nothing")
+		}
+	})
+}
+
 // A worker that puts its job back for an hour has tokens for it; no round brings it forward.
 func TestASnoozeOutlivesTheRounds(t *testing.T) {
 	t.Parallel()

@@ -118,9 +118,9 @@ var ofTheScheduler = []mutant{
 		"	if w.Due.Before(due) {\n\t\tdue = w.Due\n\t}\n", "	due = w.Due\n",
 		"MoreThanAThousand", jobs, false},
 	{"late: it is put off for those who pay", "internal/jobs/attempt/pay.go",
-		"return w.Late(now) || w.Due.Sub(now)", "return w.Due.Sub(now)", "MoreThanAThousand", jobs, false},
+		"return w.Late(now) || w.Due.Sub(now)", "return w.Due.Sub(now)", "NotPutOffBehind", jobs, false},
 	{"late: a round puts it off for those who pay", "internal/jobs/rounds/rounds.go",
-		"case late: //", "case late && false: //", "MoreThanAThousand", jobs, false},
+		"case late: //", "case late && false: //", "NotPutOffBehind", jobs, false},
 	{"late: the round forgets since when", "internal/jobs/rounds/rounds.go",
 		"		w.Due = w.At\n", "		w.Due = ticket.Latest(w.At, now)\n", "TheRoundLeavesWhatIsLate", jobs, false},
 
