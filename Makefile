@@ -16,7 +16,8 @@ FUZZTIME ?= 20s
 # does a few rounds. The timeout only ends a test that hangs.
 RANDOM_TESTS := Linearizable|AtOnce|ModelDoes|OneBalance|Pruning|InspectReads|Faults|Kill|Cut|Shut|Terminated|Silent|Canceled|GiveUp|Timeouts|ReadOnly|Scheduled|UnderLoad|FirstUses
 # Tests that would keep make test waiting: those that call rig.Large.
-LARGE_TESTS := MoreThanAThousandThatAreLate|EightHundredJobsAreAvailableAhead|ManyJobsHaveThePlaces|ManyJobsThatWaitForSlots|DeniedInPart|EveryLineHasItsTurn|AreChargedWhatTheyUse
+LARGE_TESTS := MoreThanAThousandThatAreLate|EightHundredJobsAreAvailableAhead|ManyJobsHaveThePlaces|ManyJobsThatWaitForSlots|DeniedInPart|EveryLineHasItsTurn|AreChargedWhatTheyUse|ALineWhen|SlotsOfJobsWhenClients|SlotsOfJobsWhenTheServer|WhenTheLeaderIsKilled|WorkWhenTheServer|WhenLeadershipChanges|SettlementsWhenWorkers|FindsBrokenWorkers|WithoutASlot|WorkBeforeItsTurn
+LARGE_PACKAGES := ./scheduler ./integration/faults
 TIMEOUT := -timeout=30m
 export GOFLAGS ?= -mod=readonly
 
@@ -59,12 +60,12 @@ test: postgres sfv ## Run all tests, on servers of their own
 .PHONY: test/stress
 test/stress: postgres ## Run the random tests and the faults for longer than make test does: DURATION=10s for each
 	WEIR_TEST_DURATION=$(or $(DURATION),10s) $(GO) test -count=1 $(TIMEOUT) -parallel=8 -run '$(RANDOM_TESTS)' ./integration/...
-	WEIR_TEST_DURATION=1s $(GO) test -count=1 $(TIMEOUT) -run '$(LARGE_TESTS)' ./scheduler
+	WEIR_TEST_DURATION=1s $(GO) test -count=1 $(TIMEOUT) -run '$(LARGE_TESTS)' $(LARGE_PACKAGES)
 
 .PHONY: test/faults
 test/faults: postgres ## Run the tests under faults, and print their rounds: killed servers, cut connections
-	set -o pipefail; $(GO) test -count=1 -v ./integration/faults | grep -v '^=== '
-	set -o pipefail; WEIR_TEST_SHARDS=5 $(GO) test -count=1 -v ./integration/faults | grep -v '^=== '
+	set -o pipefail; WEIR_TEST_DURATION=1s $(GO) test -count=1 -v ./integration/faults | grep -v '^=== '
+	set -o pipefail; WEIR_TEST_DURATION=1s WEIR_TEST_SHARDS=5 $(GO) test -count=1 -v ./integration/faults | grep -v '^=== '
 
 # What tests on a cluster, which takes longer for most: CITUS_TESTS=<regexp> picks.
 CITUS_TESTS ?= ^Test

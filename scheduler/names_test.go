@@ -1,54 +1,12 @@
 package scheduler_test
 
 import (
-	"bytes"
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"os"
 	"path/filepath"
-	"regexp"
 	"testing"
 )
-
-// make test/stress picks the large tests by name: it has all of them, and no others.
-func TestMakeRunsTheLargeTests(t *testing.T) {
-	t.Parallel()
-	makefile, err := os.ReadFile("../Makefile")
-	if err != nil {
-		t.Fatal(err)
-	}
-	found := regexp.MustCompile(`(?m)^LARGE_TESTS := (.+)$`).FindSubmatch(makefile)
-	if found == nil {
-		t.Fatal("the Makefile names no LARGE_TESTS")
-	}
-	picked := regexp.MustCompile(string(found[1]))
-	files, err := filepath.Glob("*_test.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	test := regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\) \{\n\tt\.Parallel\(\)\n(\trig\.Large\(t\)\n)?`)
-	large, calls := 0, 0
-	for _, path := range files {
-		b, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		calls += bytes.Count(b, []byte("rig."+"Large("))
-		for _, m := range test.FindAllSubmatch(b, -1) {
-			is := len(m[2]) > 0
-			if is {
-				large++
-			}
-			if name := string(m[1]); is != picked.MatchString(name) {
-				t.Errorf("%s: large %v, and in LARGE_TESTS %v", name, is, !is)
-			}
-		}
-	}
-	if large == 0 || calls != large {
-		t.Errorf("%d tests are large, and %d call rig.Large", large, calls)
-	}
-}
 
 // Rounds go by the newest rule that the process has defined for a limit's name. So a name belongs
 // to one test: with that of another its jobs would wait by the other's rule. Subtests, which run at

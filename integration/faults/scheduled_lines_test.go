@@ -13,6 +13,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 )
@@ -116,6 +117,7 @@ func (s *shift) holders(t *testing.T, seen map[string]bool) {
 // Clients that work and grant turns are killed, one after the other.
 func TestALineWhenWorkersAreKilled(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	s := newLine(t)
 	seen := map[string]bool{}
 	s.run(t, fault{rounds: 1}, func() bool { return s.kills > 0 && len(seen) > 1 }, func(t *testing.T) {
@@ -136,6 +138,7 @@ func TestALineWhenWorkersAreKilled(t *testing.T) {
 // Each client stands still for longer than it holds the line, and then goes on.
 func TestALineWhenClientsAreFrozen(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	s := newLine(t)
 	seen := map[string]bool{}
 	s.run(t, fault{rounds: 1}, func() bool { return len(seen) > 1 }, func(t *testing.T) {
@@ -155,6 +158,7 @@ func TestALineWhenClientsAreFrozen(t *testing.T) {
 
 func TestALineWhenTheServerIsKilledAndShutDown(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	ours(t)
 	s := newLine(t)
 	s.server = true
@@ -165,6 +169,7 @@ func TestALineWhenTheServerIsKilledAndShutDown(t *testing.T) {
 // The audit finds jobs that somebody starts before their turns, where no client knows of the line.
 func TestTheAuditFindsWorkBeforeItsTurn(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	s := newLine(t)
 	s.hire(t, plain)
 	stop := s.reserve(t)

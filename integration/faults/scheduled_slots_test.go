@@ -13,6 +13,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/slots"
 )
 
@@ -142,6 +143,7 @@ func TestSlotsOfJobsWhenWorkersAreKilled(t *testing.T) {
 // What it was at runs beside these, so nobody counts here how many jobs run at once.
 func TestSlotsOfJobsWhenClientsAreFrozen(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	s := newSlotted(t)
 	handed := 0
 	s.run(t, fault{rounds: 1}, func() bool { return handed > 0 }, func(t *testing.T) {
@@ -157,6 +159,7 @@ func TestSlotsOfJobsWhenClientsAreFrozen(t *testing.T) {
 
 func TestSlotsOfJobsWhenTheServerIsKilledAndShutDown(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	ours(t)
 	s := newSlotted(t)
 	s.server, s.more = true, s.crowds
@@ -167,6 +170,7 @@ func TestSlotsOfJobsWhenTheServerIsKilledAndShutDown(t *testing.T) {
 // The audit finds jobs that run without a slot.
 func TestTheAuditFindsJobsThatRunWithoutASlot(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	s := newSlotted(t)
 	s.hire(t, slotted)
 	stop := s.reserve(t)

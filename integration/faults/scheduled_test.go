@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/weir-go/weir/internal/test/rig"
 )
 
 // any picks one of the crew.
@@ -24,6 +26,7 @@ func (s *shift) any() *hand {
 // River's leader is killed. For 15 seconds nobody else leads; the test waits for some of them.
 func TestScheduledWorkWhenTheLeaderIsKilled(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	s := newShift(t)
 	s.run(t, fault{rounds: 1}, func() bool { return s.kills > 0 }, func(t *testing.T) {
 		for range 2 {
@@ -72,6 +75,7 @@ func (s *shift) restarts(t *testing.T) {
 
 func TestScheduledWorkWhenTheServerIsKilledAndShutDown(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	ours(t)
 	s := newShift(t)
 	s.server = true
@@ -82,6 +86,7 @@ func TestScheduledWorkWhenTheServerIsKilledAndShutDown(t *testing.T) {
 // Leadership goes from one to the next, and nobody dies: then jobs are punctual, too.
 func TestScheduledWorkWhenLeadershipChanges(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	s := newShift(t)
 	terms := map[time.Time]bool{}
 	s.run(t, fault{rounds: 1}, func() bool { return len(terms) >= 5 }, func(t *testing.T) {
@@ -109,6 +114,7 @@ func TestScheduledWorkWhenLeadershipChanges(t *testing.T) {
 // The same audit finds workers that break the promises.
 func TestTheAuditFindsBrokenWorkers(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	s := newShift(t)
 	for _, c := range []struct {
 		name   string

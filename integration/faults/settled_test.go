@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/weir-go/weir/internal/test/rig"
 )
 
 // blows are those of one audit.
@@ -43,6 +45,7 @@ func blows() []blow {
 // nothing is lost.
 func TestSettlementsWhenWorkersAndTheServerAreKilled(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	o := newOffice(t, settling)
 	start := time.Now()
 	for enough := rounds(t, 1); !enough(o.rounds); {
