@@ -25,7 +25,7 @@ func (j *journal) limited(requests func(n int) []ratelimit.Request) {
 	}
 }
 
-func (f *fixture) enqueue(t *testing.T, args ...int) {
+func (f *fixture) enqueue(t testing.TB, args ...int) {
 	t.Helper()
 	var params []river.InsertManyParams
 	for _, n := range args {
