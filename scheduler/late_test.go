@@ -72,6 +72,23 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 					}
 				}
 			}
+			// When they were due at last, by their rows or by what they paid, says the same, but for
+			// the twenty milliseconds that a move is not worth.
+			at := func(s start) time.Time {
+				if s.place().After(s.due) {
+					return s.place()
+				}
+				return s.due
+			}
+			slices.SortFunc(late, func(a, b start) int { return at(a).Compare(at(b)) })
+			for i, from := range late {
+				for k, to := range late[i:] {
+					d := at(to).Sub(at(from))
+					if most := capacity + rate*d.Seconds() + float64(c.shards-1); float64(k+1) > most+0.02*rate {
+						t.Errorf("%d were due within %v", k+1, d)
+					}
+				}
+			}
 			slices.SortFunc(late, func(a, b start) int { return a.n - b.n })
 			passed := 0
 			for i := range late[1:] {

@@ -96,6 +96,30 @@ func TestARetryWaitsForItsTokens(t *testing.T) {
 	}
 }
 
+// An attempt that a stop interrupts has used its tokens: the next one begins when as many have come.
+func TestAnInterruptedAttemptIsRepeatedWhenItsTokensHaveCome(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	const period = 3 * time.Second
+	limit := ratelimit.MustDefine("interrupted",
+		ratelimit.TokenBucket{Rate: 1, Period: period, Capacity: ratelimit.Tokens(1)})
+	j.work = func(ctx context.Context, _ *river.Job[sendArgs]) error {
+		if len(j.await(t, 1)) == 1 {
+			<-ctx.Done()
+		}
+		return ctx.Err()
+	}
+	f.insertBy(t, f.jobs, sendArgs{0}, limit.For("k").OrReserve())
+	client := j.client(t, sched)
+	first := j.await(t, 1)[0]
+	stop(t, client)
+	j.client(t, sched)
+	if second := j.await(t, 2)[1]; second.at.Sub(first.place()) < period {
+		t.Errorf("it started again %v after it took the only token, of which one comes in %v",
+			second.at.Sub(first.place()), period)
+	}
+}
+
 // Who wants a cancelled job to be worked after all pays for it again: what it took has been given
 // back.
 func TestACancelledJobThatIsRetriedPaysAgain(t *testing.T) {
