@@ -10,12 +10,12 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// Of the jobs that wait, rounds make the next 800 available, and the others as these start. They
-// write each job once. So each fetch of River's walks 800 rows at most that are not due, however
+// Of the jobs that wait, rounds make the next 600 available, and the others as these start. They
+// write each job once. So each fetch of River's walks 600 rows at most that are not due, however
 // many jobs wait, and all start in time. Nobody leads, so River promotes none of them. They are due
 // at a rate at which a busy machine starts them within three seconds: those that are later pay
 // anew, and have other times.
-func TestEightHundredJobsAreAvailableAheadOfTime(t *testing.T) {
+func TestSixHundredJobsAreAvailableAheadOfTime(t *testing.T) {
 	t.Parallel()
 	rig.Large(t)
 	f, sched, j := exact(t)
@@ -60,15 +60,15 @@ func TestEightHundredJobsAreAvailableAheadOfTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("at most %d of %d were available and not due", most, jobs)
-	if idle > 0 || disorder > 0 || most > 800 || jobs <= 800 {
+	if idle > 0 || disorder > 0 || most > 600 || jobs <= 600 {
 		t.Errorf("%d were written for nothing, %d made available after others that were due later, "+
 			"%d available and not due at a time, of %d", idle, disorder, most, jobs)
 	}
 }
 
-// A process that inserts makes the next 800 of its jobs available ahead of time, over all of its
+// A process that inserts makes the next 600 of its jobs available ahead of time, over all of its
 // inserts, and leaves the others to the rounds.
-func TestAnInserterMakesEightHundredJobsAvailableAheadOfTime(t *testing.T) {
+func TestAnInserterMakesSixHundredJobsAvailableAheadOfTime(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.MustDefine("inserterAhead",
 		ratelimit.TokenBucket{Rate: 1000, Period: time.Second, Capacity: ratelimit.Tokens(0)})
@@ -85,8 +85,8 @@ func TestAnInserterMakesEightHundredJobsAvailableAheadOfTime(t *testing.T) {
 		if !l.now(t).Before(all[0].RunAt) {
 			return false
 		}
-		if n != 800 {
-			t.Errorf("%d jobs are available ahead of time, want 800", n)
+		if n != 600 {
+			t.Errorf("%d jobs are available ahead of time, want 600", n)
 		}
 		return true
 	})

@@ -32,7 +32,7 @@
 //   - The process that inserted a job notifies River's clients at the moment when the job is due.
 //   - Once a second, and up to four times while jobs end, one of the working clients does a round:
 //     it looks at the next 1,000 jobs that wait, and at 2,000 of the others in turn. It makes the
-//     next 800 available if they are due within 25 s, moves those whose time has changed, and
+//     next 600 available if they are due within 25 s, moves those whose time has changed, and
 //     notifies River of those that are due, in case the process that inserted them has died.
 //   - When a job starts, its client looks at the limits once more. If the job must wait after all,
 //     for example because of a pause, the client puts it off: it snoozes the job. To a worker's own
@@ -91,7 +91,7 @@
 //	done                                 completed   unchanged
 //	cancelled                            cancelled   unchanged; its tokens are given back
 //
-// Ahead of time at most 800 jobs of each inserting client are available, the 800 due next, and
+// Ahead of time at most 600 jobs of each inserting client are available, the 600 due next, and
 // within 25 s granted turns and the backlog of a limited worker. Each fetch passes over all of
 // them. If more are due in a second, later rounds or River promote the rest, up to 5 s late.
 //

@@ -37,7 +37,7 @@ const Horizon = 25 * time.Second
 // MostAvailable is how many reservations a process makes available ahead of time as it inserts
 // them, and among how many jobs, of those due next, a round does. BenchmarkWaitingJobs tells what
 // so many cost River's fetch.
-const MostAvailable = 800
+const MostAvailable = 600
 
 // Client is what the rooms of one River client share.
 type Client struct {

@@ -125,7 +125,7 @@ func (s *sent) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, er
 }
 
 // A move waits for no row that somebody else has locked: that job stays where it is, and the others
-// are moved, a thousand in a statement. If they are due soon, 800 are available ahead of time.
+// are moved, a thousand in a statement. If they are due soon, 600 are available ahead of time.
 func TestAMoveWaitsForNobody(t *testing.T) {
 	t.Parallel()
 	pool, client, limiter := withRiver(t)
