@@ -114,6 +114,20 @@ func (a *Attempts) charge(items []*visit) {
 		}
 		v.clock = riverjob.Clock{At: v.res.At, Answered: time.Now()}
 	}
+	spread(items)
+}
+
+// spread gives the jobs that were denied together a turn each, in their order. Else all would come
+// again for the next token, and all but one once more for the one after it.
+func spread(items []*visit) {
+	next := map[string]time.Time{} // by what they take from
+	for _, v := range items {
+		if v.err == nil && !v.res.OK && !v.res.RetryAt.IsZero() {
+			of := fmt.Sprintf("%q", ticket.RowsOf(v.requests))
+			v.res.RetryAt = ticket.Latest(v.res.RetryAt, next[of])
+			next[of] = v.res.RetryAt.Add(flowing(v.requests, v.res.Outcomes))
+		}
+	}
 }
 
 // When the first job of a key is put off, the key's other jobs that are due have to wait as well.

@@ -140,7 +140,7 @@ var ofTheScheduler = []mutant{
 	{"move: one whose metadata is no object holds up the others", "internal/jobs/riverjob/store.go",
 		"j.metadata || pg_catalog.jsonb_build_object('weir', job.ticket)", "jsonb_set(j.metadata, '{weir}'::text[], job.ticket)", "AMoveWritesATicket", rows, false},
 	{"move: all that is due soon is available ahead of time", "internal/jobs/rounds/rounds.go",
-		"i < riverjob.MostAvailable &&", "i < 1<<40 &&", "EightHundredJobsAreAvailable", jobs, false},
+		"i < riverjob.MostAvailable &&", "i < 1<<40 &&", "SixHundredJobsAreAvailable", jobs, false},
 	{"move: what its worker wants later is brought forward", "internal/jobs/rounds/rounds.go",
 		"t.Due == 0 && !due.After(w.At):", "false:", "ASnoozeOutlives", jobs, false},
 	{"move: a resume leaves jobs where they are", "internal/jobs/rounds/rounds.go",
@@ -199,6 +199,8 @@ var ofTheScheduler = []mutant{
 	// limited workers
 	{"limit: tokens are taken and not waited for", "internal/jobs/attempt/pay.go",
 		"	if v.Ticket.Due != 0 {\n", "	if false {\n", "ALimitedWorkerTakesAllOrNone", jobs, false},
+	{"limit: all that were denied together come for the next token", "internal/jobs/attempt/pay.go",
+		"	spread(items)\n", "	_ = spread\n", "ABacklogStartsAtItsRate/OthersTakeOfFew", jobs, false},
 	{"limit: a job pays twice", "internal/jobs/attempt/pay.go",
 		"	if v.by = by; v.paid {\n", "	if v.by = by; false {\n", "PausedAttempt", jobs, false},
 	{"limit: one inside another takes nothing", "internal/jobs/attempt/pay.go",
