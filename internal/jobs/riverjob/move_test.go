@@ -70,6 +70,7 @@ func TestAMoveLeavesAloneWhatHasChangedSince(t *testing.T) {
 		{"cancelled", `state = 'cancelled', finalized_at = now()`, false},
 		{"failed", `state = 'retryable', attempt = 1`, false},
 		{"where it should be", `attempt = 0`, false},
+		{"promoted by River", `state = 'available'`, false}, // as this move would have done
 	}
 	jobs, before := make([]*riverjob.Waiter, len(changes)), make([]string, len(changes))
 	row := func(id int64) (text string, at time.Time) {
@@ -81,12 +82,16 @@ func TestAMoveLeavesAloneWhatHasChangedSince(t *testing.T) {
 		return text, at
 	}
 	for i, c := range changes {
-		job, err := client.Insert(t.Context(), movedArgs{}, &river.InsertOpts{ScheduledAt: was})
+		at := was
+		if c.name == "promoted by River" {
+			at = now.Add(10 * time.Second)
+		}
+		job, err := client.Insert(t.Context(), movedArgs{}, &river.InsertOpts{ScheduledAt: at})
 		if err != nil {
 			t.Fatal(err)
 		}
 		jobs[i] = &riverjob.Waiter{ID: job.Job.ID, At: job.Job.ScheduledAt, Due: due, State: "scheduled"}
-		if c.name == "where it should be" {
+		if c.name == "where it should be" || c.name == "promoted by River" {
 			jobs[i].Due = jobs[i].At
 		}
 		if _, err := pool.Exec(t.Context(), `UPDATE river_job SET `+c.set+` WHERE id = $1`, job.Job.ID); err != nil {

@@ -214,8 +214,8 @@ const MostMoved = 1000
 
 // moveSQL gives waiting jobs other times. One that a client has fetched since, or is about to, or
 // that somebody has moved, keeps its own. A job whose time is near is available, others are
-// scheduled, and River's leader promotes them. To metadata that is no object the ticket is appended,
-// as River appends its own notes.
+// scheduled, and River's leader promotes them. If it has done so since, nothing is written. To
+// metadata that is no object the ticket is appended, as River appends its own notes.
 //
 // $1 an array of waiters
 const moveSQL = `WITH job AS (
@@ -224,6 +224,7 @@ const moveSQL = `WITH job AS (
 		AS m (id bigint, was timestamptz, due timestamptz, near boolean, ticket jsonb)
 	JOIN {river}river_job j ON j.id = m.id AND j.state OPERATOR(pg_catalog.=) ANY ('{available,scheduled}')
 		AND j.scheduled_at = m.was
+		AND NOT (j.state OPERATOR(pg_catalog.=) 'available' AND m.near AND m.due = m.was AND m.ticket IS NULL)
 	FOR UPDATE OF j SKIP LOCKED
 )
 UPDATE {river}river_job j SET scheduled_at = job.due,

@@ -127,6 +127,8 @@ var ofTheScheduler = []mutant{
 	// what waits is moved
 	{"move: a job that was moved since", "internal/jobs/riverjob/store.go",
 		"\n		AND j.scheduled_at = m.was\n", "\n", "AMoveLeavesAlone", rows, false},
+	{"move: what River has promoted meanwhile is written once more", "internal/jobs/riverjob/store.go",
+		"AND NOT (j.state OPERATOR(pg_catalog.=) 'available' AND", "AND NOT (false AND", "AMoveLeavesAlone", rows, false},
 	{"move: a job that was fetched since", "internal/jobs/riverjob/store.go",
 		"j.state OPERATOR(pg_catalog.=) ANY ('{available,scheduled}')\n", "j.state IN ('available', 'scheduled', 'running')\n", "AMoveLeavesAlone", rows, false},
 	{"move: it waits for a row that is locked", "internal/jobs/riverjob/store.go",
