@@ -64,8 +64,8 @@ test/stress: postgres ## Run the random tests and the faults for longer than mak
 
 .PHONY: test/faults
 test/faults: postgres ## Run the tests under faults, and print their rounds: killed servers, cut connections
-	set -o pipefail; WEIR_TEST_DURATION=1s $(GO) test -count=1 -v ./integration/faults | grep -v '^=== '
-	set -o pipefail; WEIR_TEST_DURATION=1s WEIR_TEST_SHARDS=5 $(GO) test -count=1 -v ./integration/faults | grep -v '^=== '
+	set -o pipefail; WEIR_TEST_DURATION=1s $(GO) test -count=1 $(TIMEOUT) -v ./integration/faults | grep -v '^=== '
+	set -o pipefail; WEIR_TEST_DURATION=1s WEIR_TEST_SHARDS=5 $(GO) test -count=1 $(TIMEOUT) -v ./integration/faults | grep -v '^=== '
 
 # What tests on a cluster, which takes longer for most: CITUS_TESTS=<regexp> picks.
 CITUS_TESTS ?= ^Test

@@ -110,7 +110,7 @@
 //   - grantSQL changes scheduled_at, state and the key "weir" of metadata of queued jobs whose turn
 //     it is, at most 500 in a statement.
 //   - givenSQL changes scheduled_at, state and the key "weir_slot" of a job that is given a slot.
-//     Like grantSQL it is for rows that were locked before, and locked ones are passed over.
+//     It and grantSQL write rows that were locked first. Rows that others lock are passed over.
 //
 // The package also reads river_queue. A row of weir_slot says which client does the rounds, for
 // three seconds at a time. The role of a working client needs SELECT, INSERT and UPDATE on that

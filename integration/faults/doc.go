@@ -23,5 +23,5 @@
 // against the books of the new primary, and what was held on the old one goes on.
 //
 // A run has a few rounds of each fault. WEIR_TEST_DURATION=10m gives each fault that much time
-// instead.
+// instead. Without it the tests that take longest are left out: see rig.Large.
 package faults
