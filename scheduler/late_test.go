@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,6 +47,24 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 					return f.limiter.Reshard(ctx, tx, c.shards, limit.For("k"))
 				})
 			}
+			// When each has its tokens, as its line stands when it starts: what another client pays
+			// for later goes before those that still wait.
+			var tokens [n]atomic.Pointer[time.Time]
+			j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+				r, _ := scheduler.ReservationOf(job.JobRow)
+				states, _, err := f.limiter.Lines(ctx, f.pool, r.Takes...)
+				if err != nil {
+					return err
+				}
+				var last time.Time
+				for i, k := range r.Takes {
+					if at, _ := k.RunAt(states[i]); at.After(last) {
+						last = at
+					}
+				}
+				tokens[job.Args.N].Store(&last)
+				return nil
+			}
 			noTokens := newListener("could not take its tokens") // within two seconds
 			for range clients {
 				j.client(t, sched, func(c *river.Config) { c.Logger = slog.New(noTokens) })
@@ -72,11 +91,16 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 					}
 				}
 			}
+			for _, s := range late {
+				if job := f.ended(t, s.id); !paidLate(job) {
+					t.Errorf("job %d has not paid for its new time: %s", s.n, job.Metadata)
+				}
+			}
 			// When they were due at last, by their rows or by what they paid, says the same, but for
 			// the twenty milliseconds that a move is not worth.
 			at := func(s start) time.Time {
-				if s.place().After(s.due) {
-					return s.place()
+				if has := *tokens[s.n].Load(); has.After(s.due) {
+					return has
 				}
 				return s.due
 			}
@@ -99,11 +123,6 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 			t.Logf("%d were due before the one before them: those at a worker and those in the "+
 				"queue may pass each other",
 				passed)
-			for _, s := range late {
-				if job := f.ended(t, s.id); !paidLate(job) {
-					t.Errorf("job %d has not paid for its new time: %s", s.n, job.Metadata)
-				}
-			}
 			payments := f.payments(t)
 			for _, s := range late {
 				// When it pays, and if others that were as late have paid before it since: at this
