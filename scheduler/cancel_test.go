@@ -11,6 +11,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 )
@@ -315,6 +316,7 @@ func TestAJobCancelledBeforeItsSecondAttemptKeepsWhatItTook(t *testing.T) {
 // So it has if that second attempt was put back by a pause, and was not to begin before its end.
 func TestAJobCancelledInAPauseOfItsSecondAttemptKeepsWhatItTook(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	f, sched, j := exact(t)
 	j.work = func(_ context.Context, job *river.Job[sendArgs]) error {
 		if job.Attempt == 1 {

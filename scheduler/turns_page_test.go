@@ -110,6 +110,7 @@ func TestUnfitJobsHoldUpNoOthers(t *testing.T) {
 // What a tenant has not used is no claim for later if its last job in line is cancelled, either.
 func TestARefundIsNotKeptForATenantWhoseJobsAreCancelled(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	for name, cancel := range map[string]func(s *stepped, id int64){
 		"CancelTx": func(s *stepped, id int64) {
 			s.inRC(s.t, func(tx pgx.Tx) error {

@@ -7,6 +7,7 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 )
@@ -31,6 +32,7 @@ func colocated(t *testing.T, lines ...scheduler.Line) (*fixture, *scheduler.Sche
 // says of the caller's.
 func TestTransactionsOfTheSchedulerRequestTwoPhaseCommit(t *testing.T) {
 	t.Parallel()
+	rig.Large(t)
 	one := func(c *river.Config) {
 		c.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 1}}
 	}
