@@ -28,6 +28,10 @@ var takersWithRows = map[string]func(t *testing.T, l *ratelimit.Limiter, pool *p
 		r ratelimit.Request) error {
 		return rig.Limiter(t, ratelimit.Config{}).InTx(t.Context(), pool, takesWithRow(l, r))
 	},
+	"InTx of transactions that name no connection": func(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool,
+		r ratelimit.Request) error {
+		return l.InTx(t.Context(), unconnected{pool}, takesWithRow(l, r))
+	},
 	"InSQLTx": func(t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool, r ratelimit.Request) error {
 		db := stdlib.OpenDBFromPool(pool)
 		defer func() { _ = db.Close() }()
@@ -66,6 +70,21 @@ var takersWithRows = map[string]func(t *testing.T, l *ratelimit.Limiter, pool *p
 		return tx.Commit()
 	},
 }
+
+// unconnected begins transactions that do not say on which connection they run, as a wrapper may.
+type unconnected struct{ pool *pgxpool.Pool }
+
+func (b unconnected) BeginTx(ctx context.Context, opts pgx.TxOptions) (pgx.Tx, error) {
+	tx, err := b.pool.BeginTx(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	return unnamed{tx}, nil
+}
+
+type unnamed struct{ pgx.Tx }
+
+func (unnamed) Conn() *pgx.Conn { return nil }
 
 func takesWithRow(l *ratelimit.Limiter, r ratelimit.Request) func(context.Context, pgx.Tx) error {
 	return func(ctx context.Context, tx pgx.Tx) error {

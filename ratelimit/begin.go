@@ -261,7 +261,10 @@ func (t *lazyTx) Commit(ctx context.Context) error { return t.commit(ctx, false)
 // is for pgx's transaction, which sends COMMIT alone. Any other sends the request with its COMMIT.
 // So after an error here nothing was committed.
 func (t *lazyTx) requestTwoPhase(ctx context.Context) error {
-	if t.closed || t.tx == nil || t.connection().PgConn().TxStatus() != 'T' {
+	if t.closed || t.tx == nil {
+		return nil
+	}
+	if conn := t.connection(); conn != nil && conn.PgConn().TxStatus() != 'T' {
 		return nil
 	}
 	if _, err := t.tx.Exec(ctx, t.attempt.l.sql.TwoPhaseIf); err != nil {

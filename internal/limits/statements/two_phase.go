@@ -17,9 +17,10 @@ func (n names) markTwoPhase() string { return `DELETE FROM ` + n.twoPhase }
 // string, into which the test of names in statements cannot look: it uses no name that a search_path
 // could change.
 func (n names) markTwoPhaseIf() string {
-	return `DO $$BEGIN IF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL
+	const quote = `$weir_two_phase$` // which the name of no schema has
+	return `DO ` + quote + `BEGIN IF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL
 		AND EXISTS (SELECT FROM pg_catalog.pg_dist_local_group WHERE groupid OPERATOR(pg_catalog.=) 0) THEN
-	DELETE FROM ` + n.twoPhase + `; END IF; END$$`
+	DELETE FROM ` + n.twoPhase + `; END IF; END` + quote
 }
 
 // ranges reads where the ranges of hashes begin by which Citus divides the table of balances: see
