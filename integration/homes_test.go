@@ -7,6 +7,20 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
+// With as many ranges as Citus makes by default, or fewer, rows without a key are in the same one as
+// what is settled of them.
+func TestWhatIsSettledWithoutAKeyHashesLikeTheEmptyKey(t *testing.T) {
+	t.Parallel()
+	var empty, home int
+	if err := pgtest.Pool(t).QueryRow(t.Context(), `SELECT hashtext('') >> 27, hashtext($1) >> 27`,
+		shard.Home(shard.Beside)).Scan(&empty, &home); err != nil {
+		t.Fatal(err)
+	}
+	if empty != home {
+		t.Errorf("of 32 ranges the empty key is in number %d, and the home in %d", empty, home)
+	}
+}
+
 // Citus divides what Postgres' hash of a key may be into ranges, and gives each node every n-th. Of
 // two shards in a row, one is as far from the start as the other is from the end: they are on
 // different nodes of two. Of two such pairs, none is on the same of four.

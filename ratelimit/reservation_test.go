@@ -144,6 +144,24 @@ func TestIdsAreOfTheTimeOfTheGrant(t *testing.T) {
 	}
 }
 
+// On Citus a reservation of a limit without keys is settled beside its balance, and so is that of
+// another attempt.
+func TestIdsSayWhereToSettle(t *testing.T) {
+	t.Parallel()
+	l := &Limiter{cfg: Config{Citus: true}}
+	for nr := range shard.Homes {
+		r := Reservation{ID: withHome(newID(noon), nr), Takes: []Take{{Limit: "a"}}}
+		again := r.Again()
+		if again.ID == r.ID || l.settledAt(&r) != shard.Home(nr) || l.settledAt(&again) != shard.Home(nr) {
+			t.Errorf("home %d: %q, and of another attempt %q", nr, l.settledAt(&r), l.settledAt(&again))
+		}
+	}
+	r := Reservation{ID: newID(noon), Takes: []Take{{Limit: "a"}}}
+	if got := l.settledAt(&r); got != shard.Home(shard.Beside) {
+		t.Errorf("a limit without shards is settled at %q", got)
+	}
+}
+
 func TestATakeThatNobodyMadeIsRefused(t *testing.T) {
 	t.Parallel()
 	const sound = `["a","b",1,0,1772366400000000,-4,0,0,10,60000000,10]`

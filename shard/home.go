@@ -25,6 +25,10 @@ var homes = strings.Fields(`
 // Homes is how many keys of their own the shards of a limit without keys have on Citus.
 const Homes = 64
 
+// Beside is the number of a home that hashes nearly like the empty key. With up to 32 ranges of
+// hashes, which is Citus' default, the rows of both are on one node.
+const Beside = 20
+
 // Home returns one of these keys. They repeat after [Homes].
 func Home(nr int) string { return Reserved + homes[nr%Homes] }
 

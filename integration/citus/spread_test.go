@@ -3,6 +3,7 @@ package citus
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -85,6 +86,35 @@ func TestAHotLimitIsSpreadOverNodes(t *testing.T) {
 	taken := takenByNode(t, pool, share)
 	t.Logf("takes by node: %v", taken)
 	evenly(t, taken, n)
+}
+
+// What a limit without keys and without shards has granted is settled on the node of its balance. So
+// is the next attempt.
+func TestALimitWithoutKeysIsSettledOnItsNode(t *testing.T) {
+	cluster(t)
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	l := limiter(t, ratelimit.Config{Citus: true})
+	r := ratelimit.MustDefine("plain", ratelimit.TokenBucket{Rate: 1000, Period: time.Hour}).Global()
+	for range 10 {
+		res, err := l.Autocommit(pool).RateLimit(t.Context(), r.OrReserve())
+		if err != nil || !res.OK {
+			t.Fatalf("%+v, %v", res, err)
+		}
+		for _, of := range []ratelimit.Reservation{res.Reservation(), res.Reservation().Again()} {
+			if ok, err := l.Autocommit(pool).Settle(t.Context(), of, r.Count(2)); err != nil || !ok {
+				t.Fatal(ok, err)
+			}
+		}
+	}
+	const where = `WITH r AS MATERIALIZED (SELECT DISTINCT key FROM %[1]s)
+		SELECT array_agg(DISTINCT p.groupid) FROM r
+			JOIN pg_dist_placement p ON p.shardid = get_shard_id_for_distribution_column('%[1]s', r.key)`
+	balances := scan[[]int32](t, pool, fmt.Sprintf(where, "weir_balance"))
+	settled := scan[[]int32](t, pool, fmt.Sprintf(where, "weir_settled"))
+	if len(balances) != 1 || !slices.Equal(balances, settled) {
+		t.Errorf("the balance is on node %v, and what was settled of it on %v", balances, settled)
+	}
 }
 
 // left is what the limit has left.
