@@ -8,9 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/test/pgserver"
+	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -78,5 +80,106 @@ func TestATakeThatWasUnderWayWhenItsWorkerWasLostHasAnUnknownOutcome(t *testing.
 	state, err := take.Value(t.Context(), budget.For("k"))
 	if left := capacity - taken; err != nil || state.Value >= left+0.9 { // a token comes an hour
 		t.Errorf("%v and %v, want that the take was committed, and %v are left", state.Value, err, left)
+	}
+}
+
+// A coordinator that is killed between the two phases of a COMMIT leaves the key's row locked on its
+// worker, and no other. When Citus recovers, token and row are both there.
+func TestAKillBetweenTheTwoPhasesHoldsUpOnlyTheKey(t *testing.T) {
+	c, pool := pgtest.OwnCluster(t, pgserver.Setting("citus.recover_2pc_interval", "-1"))
+	exec(t, pool, `CREATE TABLE work (id bigint PRIMARY KEY)`)
+	l := limiter(t, ratelimit.Config{Citus: true})
+	port := portOf(t, pool, "k0")
+	var on *pgxpool.Pool // the worker
+	for _, node := range c[1:] {
+		if strings.Contains(node.URL(), fmt.Sprint(":", port, "/")) {
+			var err error
+			if on, err = pgxpool.New(t.Context(), node.URL()); err != nil {
+				t.Fatal(err)
+			}
+			defer on.Close()
+		}
+	}
+	const prepared = `SELECT count(*) FROM pg_prepared_xacts`
+	// The coordinator commits, and tells the worker when a standby has done so, too. There is none.
+	exec(t, pool, `ALTER SYSTEM SET synchronous_standby_names = 'nobody'`, `SELECT pg_reload_conf()`)
+	begun, deadline := 0, time.Now().Add(patience)
+	answer := make(chan error, 1)
+	begin := func() {
+		begun++
+		id := begun
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+			defer cancel()
+			answer <- l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+				if err := l.Consume(ctx, tx, budget.For("k0")); err != nil {
+					return err
+				}
+				_, err := tx.Exec(ctx, `INSERT INTO work VALUES ($1)`, id)
+				return err
+			})
+		}()
+	}
+	begin()
+	for !scan[bool](t, pool, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep')`) ||
+		scan[int](t, on, prepared) == 0 {
+		select {
+		case err := <-answer: // the coordinator did not know of its standby yet
+			if err != nil {
+				t.Fatal(err)
+			}
+			begin()
+		case <-time.After(10 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("no transaction is between its two phases")
+		}
+	}
+	if err := c[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if told := <-answer; !errors.Is(told, ratelimit.ErrOutcomeUnknown) {
+		t.Errorf("got %v, want an unknown outcome", told)
+	}
+	if err := c[0].Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	pool.Reset()
+	exec(t, pool, `ALTER SYSTEM RESET synchronous_standby_names`, `SELECT pg_reload_conf()`)
+	if n := scan[int](t, on, prepared); n != 1 {
+		t.Fatalf("the worker has %d prepared transactions, want one", n)
+	}
+
+	others := 0
+	for i := 1; others < 4; i++ {
+		key := fmt.Sprint("k", i)
+		if portOf(t, pool, key) != port {
+			continue
+		}
+		others++
+		for name, take := range takesByRoad(t, l, pool) {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			if res, err := take(ctx, budget.For(key)); err != nil || !res.OK {
+				t.Errorf("%s of another key of that worker: %+v, %v", name, res, err)
+			}
+			cancel()
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	take := l.Autocommit(pool)
+	if err := take.Consume(ctx, budget.For("k0")); err == nil {
+		t.Error("the key was taken from before its transaction had ended")
+	}
+	exec(t, pool, `ALTER SYSTEM SET citus.recover_2pc_interval = '1s'`, `SELECT pg_reload_conf()`)
+	for scan[int](t, on, prepared) > 0 {
+		if time.Sleep(10 * time.Millisecond); time.Now().After(deadline.Add(patience)) {
+			t.Fatal("Citus does not recover")
+		}
+	}
+	state, err := take.Value(t.Context(), budget.For("k0"))
+	rows := scan[int](t, pool, `SELECT count(*) FROM work`)
+	if left := capacity - float64(begun); err != nil || rows != begun || state.Value < left || state.Value >= left+0.9 {
+		t.Errorf("%v (%v) are left, and %d rows: want %v and %d", state.Value, err, rows, left, begun)
 	}
 }

@@ -13,19 +13,17 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// If the clock of a standby is ahead, it grants what flows in during that time besides, and no more.
-// If the clock is behind, it grants nothing until the clock has caught up.
+// If the clock of a standby is ahead, it grants what flows in during that time besides, which is no
+// more than a limit's capacity. If the clock is behind, nothing flows in until it has caught up.
 func TestAStandbyWhoseClockDiffersMintsNoMoreThanThat(t *testing.T) {
 	const rate, full = 20, 10
 	rule := ratelimit.TokenBucket{Rate: rate, Period: time.Second, Capacity: ratelimit.Tokens(full)}
-	// at most in so long, with a clock that jumps ahead
-	bucket := func(d, ahead time.Duration) float64 {
-		return full + rate*d.Seconds() + min(full, rate*ahead.Seconds())
-	}
-	window := func(d, ahead time.Duration) float64 { return full * (math.Floor((d + ahead).Seconds()) + 2) }
+	// at most in so long
+	bucket := func(d time.Duration) float64 { return full + rate*d.Seconds() }
+	window := func(d time.Duration) float64 { return full * (math.Floor(d.Seconds()) + 2) }
 	limits := []struct {
 		ratelimit.Limit
-		most func(d, ahead time.Duration) float64
+		most func(d time.Duration) float64
 	}{
 		{ratelimit.MustDefine("bucket of a pair", rule), bucket},
 		{ratelimit.MustDefine("shards of a pair", rule, ratelimit.Shards(2)), bucket},
@@ -72,7 +70,9 @@ func TestAStandbyWhoseClockDiffersMintsNoMoreThanThat(t *testing.T) {
 			if err := f.server.Kill(); err != nil {
 				t.Fatal(err)
 			}
+			killed := time.Now()
 			f.mustRefuse(t)
+			promoted := time.Now()
 			f.takeOver(t)
 			asked := time.Now().Add(c.ahead)
 			if at := clock(); at.Before(asked.Add(-time.Second)) || at.After(time.Now().Add(c.ahead+time.Second)) {
@@ -82,13 +82,21 @@ func TestAStandbyWhoseClockDiffersMintsNoMoreThanThat(t *testing.T) {
 			for end := time.Now().Add(time.Second); time.Now().Before(end) || got[0] == before[0] || got[1] == before[1]; {
 				round()
 			}
-			lasted := time.Since(began)
+			ended := time.Now()
+			first, second := killed.Sub(began), ended.Sub(promoted)
 			for i, l := range limits {
-				if most := l.most(lasted, max(0, c.ahead)); got[i] > most {
-					t.Errorf("%s: %v granted in %v, want at most %v", l.Name(), got[i], lasted, most)
+				if most := l.most(first); before[i] > most {
+					t.Errorf("%s: the primary granted %v in %v, want at most %v", l.Name(), before[i], first, most)
+				}
+				most, after := l.most(second), got[i]-before[i]
+				if c.ahead < 0 { // the clock that counts has stood still
+					most = l.most(max(first, ended.Add(c.ahead).Sub(began))) - before[i]
+				}
+				if after > most {
+					t.Errorf("%s: the standby granted %v in %v, want at most %v", l.Name(), after, second, most)
 				}
 			}
-			t.Logf("%v granted, and %v before the takeover, in %v", got, before, lasted)
+			t.Logf("%v granted in %v, and then %v in %v", before, first, got, second)
 		})
 	}
 }

@@ -140,6 +140,8 @@ func TestAnAsynchronousStandbyTakesOver(t *testing.T) {
 			stop := f.load.start(t.Context())
 			t.Cleanup(stop)
 			f.callers.await(t, granted, 100)
+			old := f.callers.acknowledged()
+			f.hasReachedItsStandby(t)
 			f.cutReplication(t) // for good: so that something is lost
 			f.callers.await(t, granted, 100)
 			if err := f.server.Kill(); err != nil {
@@ -157,6 +159,11 @@ func TestAnAsynchronousStandbyTakesOver(t *testing.T) {
 			stop()
 			f.rounds++
 			f.mustBalance(t)
+			for _, r := range old {
+				if !r.there {
+					t.Errorf("a transaction is lost that was on the standby's disk: %+v", r)
+				}
+			}
 			lost := 0
 			for _, r := range acknowledged {
 				if !r.there {
@@ -174,6 +181,36 @@ func TestAnAsynchronousStandbyTakesOver(t *testing.T) {
 			f.report(t, fault{hits: []class{away}, allowed: []class{unknown}}, time.Since(began))
 		})
 	}
+}
+
+// hasReachedItsStandby waits until the standby has on its disk what is committed by now.
+func (f *fixture) hasReachedItsStandby(t *testing.T) {
+	t.Helper()
+	f.admin(t, func(ctx context.Context, conn *pgx.Conn) error {
+		var now string
+		if err := conn.QueryRow(ctx, `SELECT pg_current_wal_flush_lsn()::text`).Scan(&now); err != nil {
+			return err
+		}
+		for {
+			var has bool
+			const reached = `SELECT coalesce(bool_or(flush_lsn >= $1::pg_lsn), false) FROM pg_stat_replication, pg_sleep(0.01)`
+			if err := conn.QueryRow(ctx, reached, now).Scan(&has); err != nil || has {
+				return err
+			}
+		}
+	})
+}
+
+// acknowledged returns the records of what was granted so far.
+func (c *callers) acknowledged() (all []*record) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.records {
+		if r.class == granted {
+			all = append(all, r)
+		}
+	}
+	return all
 }
 
 // doubt takes back what callers were told so far: a transaction that was acknowledged may be lost,
