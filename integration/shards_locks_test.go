@@ -218,6 +218,48 @@ func TestTheLocksOfACallDoNotGrowWithTheShards(t *testing.T) {
 	}
 }
 
+// If more was used than reserved, few shards are charged, however many there are: the one of the
+// reservation, if it has the tokens.
+func TestTheLocksOfASettlementDoNotGrowWithTheShards(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "the rows are on several nodes")
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	for _, c := range []struct {
+		shards     int
+		left, used float64 // of 64 tokens a shard; of a reservation of 1
+		most       int
+	}{
+		{16, 63, 9, 1}, {256, 63, 9, 1},
+		{16, 1, 9, 6}, {256, 1, 9, 6}, // nearly empty
+		{16, 0, 9, 1}, {256, 0, 9, 1},
+		{16, 63, 129, 3}, {256, 63, 129, 3}, // more than a shard ever has
+	} {
+		r := ratelimit.MustDefine(fmt.Sprint("settles", c), ratelimit.TokenBucket{
+			Rate: 64 * float64(c.shards), Period: rig.Never}, ratelimit.Shards(c.shards)).For("k")
+		res := takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), r.Count(1))))
+		rig.Exec(t, pool, fmt.Sprintf(`UPDATE weir_balance SET value = %v WHERE name = '%s' AND shard > 0`,
+			c.left, r.Limit().Name()))
+		var before, after float64
+		var charged int
+		const sum = `SELECT sum(value), count(*) FILTER (WHERE xmin = pg_current_xact_id()::xid)
+			FROM weir_balance WHERE name = $1 AND shard > 0`
+		tx := rig.Begin(t, pool, pgx.ReadCommitted)
+		if err := tx.QueryRow(t.Context(), sum, r.Limit().Name()).Scan(&before, &charged); err != nil {
+			t.Fatal(err)
+		}
+		if ok, err := l.Settle(t.Context(), tx, res.Reservation(), r.Count(c.used)); err != nil || !ok {
+			t.Fatal(ok, err)
+		}
+		if err := tx.QueryRow(t.Context(), sum, r.Limit().Name()).Scan(&after, &charged); err != nil {
+			t.Fatal(err)
+		}
+		if charged > c.most || math.Abs(before-after-(c.used-1)) > 1e-3 {
+			t.Errorf("%+v: %d shards were charged %v", c, charged, before-after)
+		}
+		rig.Commit(t, tx)
+	}
+}
+
 // In a table of few rows a sequential scan would take a predicate lock on all of it.
 func TestShardsAreLookedAtByTheIndex(t *testing.T) {
 	t.Parallel()

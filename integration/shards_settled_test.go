@@ -35,19 +35,21 @@ func TestNobodyWaitsForAShardInWhichWorkIsSettled(t *testing.T) {
 			})
 			here, there := rig.Limiter(t, ratelimit.Config{}), rig.Limiter(t, ratelimit.Config{})
 			for _, limit := range limits {
-				r := limit.For("k").Count(5)
-				reserved := takeOK(t, first(here.Autocommit(pool).RateLimit(t.Context(), r))).Reservation()
-				open := rig.Begin(t, pool, pgx.ReadCommitted)
-				if settled, err := there.Settle(t.Context(), open, reserved, r.Count(2)); err != nil || !settled {
-					t.Fatal(settled, err)
-				}
-				for _, l := range []*ratelimit.Limiter{here, there, rig.Limiter(t, ratelimit.Config{})} {
-					v := w.Verbs(t, l, pool)
-					for range 30 { // more than the others have at once: they are reserved
-						takeOK(t, first(v.RateLimit(t.Context(), r.OrReserve())))
+				for _, used := range []float64{2, 8} { // less than was reserved, and more
+					r := limit.For(fmt.Sprint("k", used)).Count(5)
+					reserved := takeOK(t, first(here.Autocommit(pool).RateLimit(t.Context(), r))).Reservation()
+					open := rig.Begin(t, pool, pgx.ReadCommitted)
+					if settled, err := there.Settle(t.Context(), open, reserved, r.Count(used)); err != nil || !settled {
+						t.Fatal(settled, err)
 					}
+					for _, l := range []*ratelimit.Limiter{here, there, rig.Limiter(t, ratelimit.Config{})} {
+						v := w.Verbs(t, l, pool)
+						for range 30 { // more than the others have at once: they are reserved
+							takeOK(t, first(v.RateLimit(t.Context(), r.OrReserve())))
+						}
+					}
+					rig.Commit(t, open)
 				}
-				rig.Commit(t, open)
 			}
 		})
 	}

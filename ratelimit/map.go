@@ -52,7 +52,8 @@ package ratelimit
 //
 //	verbs.go         reset, pause, resume, give back, all limits of a key at once
 //	rows.go          changes all rows of a limit, or those that a call took from, and what the
-//	                 process learns then; to which shards tokens go back, and which are charged
+//	                 process learns then; to which shards tokens go back
+//	excess.go        which shards are charged if more was used than reserved
 //	prune.go         deletes rows that are full again
 //	prune_portable.go  the same, key by key
 //	lines.go         Lines: reads the states of balances for which work waits

@@ -209,6 +209,9 @@ func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
 func (l *Limiter) undoOf(c *call) *statement { return l.giveOf(c, 0, c.atOnce()) }
 
 func (l *Limiter) chargeOf(c *call, tokens float64) *statement {
+	if c.Shard != alone && !l.cfg.Portable && c.line == 0 {
+		return l.write(c, l.sql.ChargeShard, tokens, c.Busy(c.Shard))
+	}
 	return l.write(c, l.sql.Charge, tokens)
 }
 

@@ -14,16 +14,18 @@ import (
 )
 
 // BenchmarkHotSettle is one limit of 32 shards from which 16 callers take 5 tokens for work, in a
-// transaction that goes on for 2 ms after that, and of which they give back 3 when it is done, in
-// another one that goes on for 2 ms; against the same with a key of their own for each.
+// transaction that goes on for 2 ms after that, and of which they have used 2 when it is done, or 8,
+// which they settle in another one that goes on for 2 ms; against the same with a key of their own
+// for each.
 // x-uncontended is the throughput by the base's, p99-ms is of both transactions together.
 func BenchmarkHotSettle(b *testing.B) {
 	for _, level := range []pgx.TxIsoLevel{pgx.Serializable, pgx.ReadCommitted} {
-		b.Run(string(level), func(b *testing.B) { hotSettle(b, level) })
+		b.Run(string(level), func(b *testing.B) { hotSettle(b, level, 2) })
+		b.Run(string(level)+"/more", func(b *testing.B) { hotSettle(b, level, 8) })
 	}
 }
 
-func hotSettle(b *testing.B, level pgx.TxIsoLevel) {
+func hotSettle(b *testing.B, level pgx.TxIsoLevel, used float64) {
 	c := newCrowd(b, hotCallers)
 	l := rig.Limiter(b, ratelimit.Config{})
 	rule := ratelimit.TokenBucket{Rate: 1_000_000, Period: time.Second}
@@ -52,7 +54,7 @@ func hotSettle(b *testing.B, level pgx.TxIsoLevel) {
 				return err
 			}
 			return in(func(ctx context.Context, tx pgx.Tx) error {
-				_, err := l.Settle(ctx, tx, res.Reservation(), q.Count(2))
+				_, err := l.Settle(ctx, tx, res.Reservation(), q.Count(used))
 				return err
 			})
 		}

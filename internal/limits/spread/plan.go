@@ -191,6 +191,23 @@ func Gather(there []Part, n, rounded float64) (parts []Part, ok bool) {
 	return nil, false
 }
 
+// Excess says which shards are charged n tokens that were used, but not reserved: the fullest ones,
+// and no more of them than have n together. In a limit that is nearly empty, many shards have a
+// little. Then only a few are charged, and owe what they do not have. The others may still grant the
+// little that they have.
+func Excess(there []Part, n, share float64) []Part {
+	there = slices.SortedStableFunc(slices.Values(there), byCount)
+	few := int(min(4+2*math.Ceil(n/share), float64(len(there))))
+	if parts, ok := Gather(there[:few], n, 0); ok {
+		return parts
+	}
+	owing := int(min(math.Ceil(2*n/share), float64(few))) // half a share each, as far as that is possible
+	for owing < few && there[owing].Count > n/8 {         // for less, no further row is locked
+		owing++
+	}
+	return Level(there[:max(1, owing)], n)
+}
+
 // Level takes n so that the shards from which it takes are left with the same number of tokens. It
 // takes more than most from a shard only if all of them together have no room.
 func Level(there []Part, n float64) []Part {

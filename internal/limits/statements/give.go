@@ -55,9 +55,16 @@ func unused(r rule) string {
 
 // charge is Charge of package algebra, for $7 tokens. A number below 0 moves up the line of a closed
 // row.
-func (n names) charge() string {
+func (n names) charge() string { return n.chargeIf("") }
+
+// chargeShard is charge for a shard. It also tries the shard's advisory lock, like giveShard: $10.
+func (n names) chargeShard() string {
+	return n.chargeIf(n.tryLock(`$10::integer`) + ` IS NOT NULL`)
+}
+
+func (n names) chargeIf(condition string) string {
 	refilled := stored.refilled(`excluded.ts`)
-	return n.upsert(row(absent(`$4::float8 - $7::float8`)), "",
+	return n.upsert(row(absent(`$4::float8 - $7::float8`)), condition,
 		`value = `+refilled+` - $7::float8`,
 		tsForward, pauseOver,
 		`moved = CASE WHEN `+isClosed+` THEN coalesce(b.moved, 0) - least(0, $7::float8)

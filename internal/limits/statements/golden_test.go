@@ -28,6 +28,7 @@ var purposes = map[string]string{
 	"pause":            "closes a balance for a while",
 	"resume":           "ends a pause early",
 	"charge":           "takes whatever it leaves, ahead of those who wait",
+	"chargeShard":      "charge, of a shard: takes prefer others until the transaction ends",
 	"settle":           "one row for the first who settles a reservation, and none after",
 	"reset":            "fills a balance",
 	"look":             "reads a balance: a denial rests on it",

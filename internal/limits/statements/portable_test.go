@@ -19,7 +19,7 @@ func TestPortableStatementsKeepToWhatOtherEnginesTake(t *testing.T) {
 		"bucket.takeOwn": true, "bucket.takeShard": true, "bucket.takeShardWithin": true,
 		"window.takeOwn": true, "window.takeShard": true, "window.takeShardWithin": true,
 		"bucket.takeParts": true, "window.takeParts": true,
-		"bucket.giveShard": true, "window.giveShard": true,
+		"bucket.giveShard": true, "window.giveShard": true, "chargeShard": true,
 		"prune": true, "pruneSlots": true, "resetKey": true,
 		"twoPhaseIf": true, "ranges": true, // for Citus
 		"inRange.take": true, "inRange.lock": true,

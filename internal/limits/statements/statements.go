@@ -8,20 +8,20 @@ import (
 
 // Statements are the texts of all statements for one schema.
 type Statements struct {
-	Bucket, Window                    ForRule
-	Many, InRange                     Many // InRange on Citus
-	Charge, Settle, Reset             string
-	Look, LookShards, LookSpread      string
-	Lines, Head, Put                  string
-	ClosedLine                        string
-	PauseClosed, ResumeClosed         string
-	ResetKey, ResetKeyHere            string
-	TwoPhase, TwoPhaseIf              string
-	Prune, PruneSlots, PruneSettled   string
-	Ranges                            string // of hashes, on Citus
-	Page, LockKey, CountKey           string // see prune_portable.go
-	DeleteRows, PageSlots, DeleteSlot string
-	PageSettled, DeleteSettled        string
+	Bucket, Window                     ForRule
+	Many, InRange                      Many // InRange on Citus
+	Charge, ChargeShard, Settle, Reset string
+	Look, LookShards, LookSpread       string
+	Lines, Head, Put                   string
+	ClosedLine                         string
+	PauseClosed, ResumeClosed          string
+	ResetKey, ResetKeyHere             string
+	TwoPhase, TwoPhaseIf               string
+	Prune, PruneSlots, PruneSettled    string
+	Ranges                             string // of hashes, on Citus
+	Page, LockKey, CountKey            string // see prune_portable.go
+	DeleteRows, PageSlots, DeleteSlot  string
+	PageSettled, DeleteSettled         string
 
 	names names
 }
@@ -41,7 +41,7 @@ func New(schema string, portable bool) Statements {
 		names:  n,
 		Bucket: n.forRule(bucket), Window: n.forRule(window),
 		Many: n.many(portable), InRange: n.inRange(),
-		Charge: n.charge(), Settle: n.settle(), Reset: n.reset(),
+		Charge: n.charge(), ChargeShard: n.chargeShard(), Settle: n.settle(), Reset: n.reset(),
 		Look: n.look(), LookShards: n.lookShards(), LookSpread: n.lookSpread(),
 		Lines: n.lines(), Head: n.head(), Put: n.put(),
 		ClosedLine:  n.closedLine(),

@@ -211,6 +211,31 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END))) END
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
+-- chargeShard: charge, of a shard: takes prefer others until the transaction ends
+INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
+VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $4::float8 - $7::float8 END, coalesce($8::timestamptz, clock_timestamp()),
+	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
+ON CONFLICT (name, key, shard) DO UPDATE SET
+	value = least(b.capacity, b.value + CASE WHEN b.origin IS NULL
+		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
+		ELSE b.rate * greatest(0,
+		floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END) - $7::float8,
+	ts = greatest(b.ts, excluded.ts),
+	paused_until = CASE WHEN b.paused_until > excluded.ts THEN b.paused_until END,
+	moved = CASE WHEN b.value = '-Infinity' THEN coalesce(b.moved, 0) - least(0, $7::float8)
+		ELSE coalesce(b.moved, 0) - (greatest(0, $7::float8 - least(b.capacity, b.value + CASE WHEN b.origin IS NULL
+		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
+		ELSE b.rate * greatest(0,
+		floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END)) - greatest(0, -least(b.capacity, b.value + CASE WHEN b.origin IS NULL
+		THEN b.rate * greatest(0, round(date_part('epoch', excluded.ts - greatest(b.ts, b.paused_until)) * 1e6::float8)) / b.period::float8
+		ELSE b.rate * greatest(0,
+		floor(round(date_part('epoch', excluded.ts - b.origin) * 1e6::float8) / b.period::float8) -
+		floor(round(date_part('epoch', greatest(b.ts, b.paused_until) - b.origin) * 1e6::float8) / b.period::float8)) END))) END
+WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor($10::integer, pg_catalog.hashoid('"public".weir_balance'::regclass::oid))) IS NOT NULL
+RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
+
 -- closedLine: locks rows of a former layout, and reads when the pause of their limit ends
 WITH held AS MATERIALIZED (
 	SELECT b.shard, coalesce(b.paused_until, timestamptz '1970-01-01 00:00:00+00') AS until, b.ts
@@ -654,9 +679,9 @@ RETURNING true;
 DELETE FROM "public".weir_two_phase;
 
 -- twoPhaseIf: the same at COMMIT, if the transaction has written the coordinator
-DO $$BEGIN IF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL
+DO $weir_two_phase$BEGIN IF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL
 		AND EXISTS (SELECT FROM pg_catalog.pg_dist_local_group WHERE groupid OPERATOR(pg_catalog.=) 0) THEN
-	DELETE FROM "public".weir_two_phase; END IF; END$$;
+	DELETE FROM "public".weir_two_phase; END IF; END$weir_two_phase$;
 
 -- window.give: gives back what is left of a take, as if it had been smaller
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
