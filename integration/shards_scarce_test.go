@@ -213,3 +213,28 @@ func TestOneCallerGathersAtATime(t *testing.T) {
 		}
 	})
 }
+
+// So it is with the last of what may be reserved, if no shard alone has room for a call: who comes
+// meanwhile is denied at its next look, and waits for no shard.
+func TestOneCallerGathersAtATimeWhatMayBeReserved(t *testing.T) {
+	eachHolder(t, func(
+		t *testing.T, here, there *ratelimit.Limiter, seen *watcher, pool *pgxpool.Pool, level pgx.TxIsoLevel,
+	) {
+		r := fourShards.For("k").Count(1).OrReserve()
+		fillShards(t, pool, r, -0.5, -0.5, -0.5, -0.5) // each may owe 1
+		gatherer := rig.Begin(t, pool, pgx.ReadCommitted)
+		takeOK(t, first(there.RateLimit(t.Context(), gatherer, r)))
+		res, trips := decide(t, here, seen, pool, level, r)
+		if res.OK || trips > 3 || res.RetryAfter() > 100*time.Millisecond {
+			t.Errorf("granted %v in %d trips, retry after %v; want a denial in 3 for at most 100 ms",
+				res.OK, trips, res.RetryAfter())
+		}
+		if res, _ := decide(t, here, seen, pool, level, r.Count(0.5)); !res.OK {
+			t.Errorf("what one of the other shards has room for: %+v", res)
+		}
+		rollback(t, gatherer)
+		if res, _ := decide(t, here, seen, pool, level, r); !res.OK {
+			t.Errorf("once it has rolled back: %+v", res)
+		}
+	})
+}

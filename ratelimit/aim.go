@@ -132,13 +132,14 @@ func (l *Limiter) divide(x executor, a *aim, c *call) bool {
 	p, ok := w.Plan(&c.Ask, w.At, false, free)
 	*a = aim{c: c, layout: w.Layout, plan: p}
 	l.split(x, a, w, free)
-	return ok && len(p.Parts) > 0
+	return ok && len(p.Parts) > 0 && !p.Scarce
 }
 
 // aim aims each call at rows that the transaction may lock, by what was just seen: that grants each
 // call. It reports whether each call has such rows. The shards that a call has lost are left out
-// until they change, except for a call that may wait and has no others. The last time, the takes
-// ignore how others have changed the shards since.
+// until they change, except for a call that may wait and has no others. If even all shards together
+// have little room, they are left out for that call, too. The last time, the takes ignore how others
+// have changed the shards since.
 func (l *Limiter) aim(
 	x executor, calls []call, aims []aim, seen []*spread.Whole, held *holds, last bool,
 ) (all bool) {
@@ -168,16 +169,17 @@ func (l *Limiter) aim(
 		if !ok && c.Pausable() {
 			may = allowed
 			p, ok = w.Plan(&c.Ask, w.At, ahead, may)
+			ok = ok && !p.Scarce
 		}
 		switch {
-		case !ok || a.barred && len(p.Able) == 0:
+		case !ok || a.barred && p.Gathers():
 			all = false
 		case len(p.Able) > 0:
 			a.among(p.Able, w, free)
 		default:
-			a.plan, a.wait = p, last
+			a.plan, a.wait = p, last && !p.Scarce
 			mayNow := func(k int) bool { return free(k) && may(k) }
-			if p, ok := w.Plan(&c.Ask, w.At, ahead, mayNow); ok {
+			if p, ok := w.Plan(&c.Ask, w.At, ahead, mayNow); ok && p.Scarce == a.plan.Scarce {
 				a.plan = p
 			}
 			if !last {
@@ -191,7 +193,7 @@ func (l *Limiter) aim(
 				row := c.take(w.Layout, p.Shard, p.Count)
 				p.Least = row.Least()
 			}
-			a.wait = a.wait || c.Pausable()
+			a.wait = a.wait || c.Pausable() && !a.plan.Scarce
 		}
 	}
 	return all
@@ -218,8 +220,8 @@ func (l *Limiter) lose(a *aim, seen *spread.Whole) {
 			a.lost[row] = seen.Rows[k]
 		}
 	}
-	gathers := a.from == nil && !a.plan.Ahead
-	if none && gathers && !a.c.Pausable() && !l.cfg.Portable { // which has no lock for gathering
+	gathers := a.from == nil && a.plan.Gathers() && (a.plan.Scarce || !a.c.Pausable())
+	if none && gathers && !l.cfg.Portable { // which has no lock for gathering
 		a.barred = true
 	}
 }
@@ -303,8 +305,12 @@ func (l *Limiter) takeShard(a *aim) *statement {
 		return l.takeRow(c, &row, least)
 	}
 	if k == 1 && !a.wait && c.Within == 0 {
+		var gathering any
+		if a.plan.Scarce {
+			gathering = c.Busy(where.Gathering)
+		}
 		s := l.write(&row, l.sql.For(c.Windowed).TakeOwn, row.Count, least, c.Pausable(),
-			c.Busy(row.Shard), nil)
+			c.Busy(row.Shard), gathering)
 		s.whole, s.row, s.lone, s.writes = c, row.Shard, true, false
 		return s
 	}
@@ -329,8 +335,9 @@ func (l *Limiter) takeShard(a *aim) *statement {
 	return s
 }
 
-// takePart takes one part of a call's count. If it gathers tokens that are there, it takes no shard
-// that others hold, and one caller gathers at a time.
+// takePart takes one part of a call's count. If the call gathers what little the shards have, it
+// takes no shard that others hold, and one caller gathers at a time. A call with Within and tokens
+// that are yet to come tries no lock for gathering: it loses a part to whoever comes first.
 func (l *Limiter) takePart(a *aim, p spread.Part) *statement {
 	row := a.c.take(a.layout, p.Shard, p.Count)
 	if !a.plan.Ahead {
@@ -344,9 +351,8 @@ func (l *Limiter) takePart(a *aim, p spread.Part) *statement {
 	case a.plan.Ahead:
 		one := *a.c
 		one.Count, one.Before = row.Count, row.Before
-		s := l.takeShard(
-			&aim{c: &one, layout: a.layout, from: []int{p.Shard}, wait: a.wait, level: p.Least},
-		)
+		s := l.takeShard(&aim{c: &one, layout: a.layout, from: []int{p.Shard}, plan: a.plan,
+			wait: a.wait, level: p.Least})
 		s.whole = a.c
 		return s
 	}

@@ -22,7 +22,12 @@ type Plan struct {
 	Able  []int
 	Parts []Part // what to take from several, in the order of their rows
 	Ahead bool   // the parts are reserved
+	// the parts are gathered from what little room MaxReserved or Within leaves in each shard
+	Scarce bool
 }
+
+// Gathers reports whether the plan takes what little several shards have left.
+func (p *Plan) Gathers() bool { return len(p.Able) == 0 && (!p.Ahead || p.Scarce) }
 
 // Plan returns how the limit would grant the call at now. If no shard grants it alone, Plan gathers
 // tokens from the fullest shards, or reserves in several so that their lines stay level. With ahead
@@ -93,15 +98,16 @@ func (w *Whole) planBy(
 	}
 	// Use few rows, but so many that none has to give more than half a share unless it has more
 	// tokens than others: then their lines can be level. If MaxReserved is nearly reached, more
-	// shards may have room when these have not.
+	// shards may have room when these have not. One shard alone has none, as none is able.
 	slices.SortStableFunc(there, byCount)
-	if k := math.Ceil(a.Count / min(most, shares.Each.Capacity/2)); 1 < k &&
-		k < float64(len(there)) {
-		if p, ok := w.planAhead(a, now, there[:int(k)]); ok {
-			return p, true
+	all := float64(len(there))
+	usual := min(math.Ceil(a.Count/min(most, shares.Each.Capacity/2)), all)
+	for k := max(usual, min(2, all)); ; k = min(2*k, all) {
+		if p, ok = w.planAhead(a, now, there[:int(k)]); ok || k == all {
+			p.Scarce = ok && k > usual
+			return p, ok
 		}
 	}
-	return w.planAhead(a, now, there)
 }
 
 // planAhead reserves in some shards, and leaves out those that do not grant their parts. A part may

@@ -170,3 +170,31 @@ func TestWhoHasLostDoesNotSpin(t *testing.T) {
 		}
 	}
 }
+
+// A reservation for which no shard alone has room takes what little a few of them have, and not a
+// part from each shard: its transaction holds these rows, and others reserve in the rest.
+func TestScarceRoomIsGatheredFromFewShards(t *testing.T) {
+	t.Parallel()
+	values := make([]float64, 32)
+	for i := range values {
+		values[i] = -0.5 // and each may owe 1
+	}
+	for _, test := range []struct {
+		count  float64
+		parts  int
+		scarce bool
+	}{{0.5, 0, false}, {1, 2, true}, {2, 4, true}, {5, 16, true}, {16, 32, true}} {
+		c := &algebra.Ask{Rule: algebra.Rule{Capacity: 320, Rate: 32, Period: 1e9, Debt: 32}, Count: test.count}
+		c.Reserve = true
+		p, ok := whole(values...).Plan(c, 1, false, nil)
+		if !ok || len(p.Parts) != test.parts || p.Scarce != test.scarce || p.Gathers() != test.scarce {
+			t.Errorf("%v tokens: %d parts, scarce %v (%v); want %d, %v", test.count, len(p.Parts), p.Scarce,
+				ok, test.parts, test.scarce)
+		}
+	}
+	c := &algebra.Ask{Rule: algebra.Rule{Capacity: 320, Rate: 32, Period: 1e9, Debt: algebra.Full}, Count: 100}
+	c.Reserve = true // more than a share, and there is room
+	if p, ok := whole(values...).Plan(c, 1, false, nil); !ok || p.Scarce || len(p.Parts) < 10 {
+		t.Errorf("a large count: %+v, %v", p, ok)
+	}
+}
