@@ -28,18 +28,36 @@ import (
 //	gave-up        calls that fail
 //	control        the throughput of every second slice of the base, divided by that of its others; outside of 0.97 to 1.03 the run is void
 func BenchmarkHotScarce(b *testing.B) {
-	equal := func() float64 { return lineMean }
-	b.Run("one-row", func(b *testing.B) { hotScarce(b, 5, 1, false, equal) })
+	b.Run("one-row", func(b *testing.B) { hotScarce(b, scarcity{percent: 5, shards: 1}) })
+	b.Run("one-row/read-committed", func(b *testing.B) {
+		hotScarce(b, scarcity{percent: 5, shards: 1, level: pgx.ReadCommitted})
+	})
 	for _, percent := range []float64{5, 25, 50, 90} {
-		b.Run(fmt.Sprintf("%v%%", percent), func(b *testing.B) { hotScarce(b, percent, 32, false, equal) })
-		// who is denied calls again at RetryAt
-		b.Run(fmt.Sprintf("%v%%/at-retry", percent), func(b *testing.B) { hotScarce(b, percent, 32, true, equal) })
-		b.Run(fmt.Sprintf("%v%%/mixed", percent), func(b *testing.B) { hotScarce(b, percent, 32, false, mixed) })
+		s := scarcity{percent: percent, shards: 32}
+		run := func(name string, s scarcity) {
+			b.Run(fmt.Sprintf("%v%%%s", percent, name), func(b *testing.B) { hotScarce(b, s) })
+		}
+		run("", s)
+		patient, mixed, reserve := s, s, s
+		patient.patient, mixed.count, reserve.reserve = true, mixedCount, true
+		run("/at-retry", patient)
+		run("/mixed", mixed)
+		run("/reserve", reserve)
 	}
 }
 
-// mixed is a count from 1 to 100, some of which are more than a share: 5 in the mean.
-func mixed() float64 {
+// scarcity is one way to ask for more than there is.
+type scarcity struct {
+	percent float64 // of what callers could do
+	shards  int
+	level   pgx.TxIsoLevel // InTx's default if empty
+	patient bool           // who is denied calls again at RetryAt
+	reserve bool           // calls reserve, and MaxReserved is what there is not enough of
+	count   func() float64 // nil: lineMean each
+}
+
+// mixedCount is a count from 1 to 100, some of which are more than a share: 5 in the mean.
+func mixedCount() float64 {
 	if rand.IntN(16) > 0 {
 		return float64(1 + rand.IntN(3))
 	}
@@ -150,7 +168,7 @@ func p99(times []time.Duration) float64 {
 	return float64(times[len(times)*99/100])
 }
 
-func hotScarce(b *testing.B, percent float64, shards int, patient bool, count func() float64) {
+func hotScarce(b *testing.B, s scarcity) {
 	c := newCrowd(b, hotCallers)
 	fill(b, c.pool, "sendMessage", manyKeys, ample, "NULL")
 	rig.Exec(b, c.pool, `VACUUM ANALYZE weir_balance`)
@@ -160,7 +178,7 @@ func hotScarce(b *testing.B, percent float64, shards int, patient bool, count fu
 			var res ratelimit.Result
 			r := request(worker)
 			t.count = int(r.N())
-			err := l.InTx(ctx, c.conns[worker], func(ctx context.Context, tx pgx.Tx) (err error) {
+			err := l.InTxOptions(ctx, c.conns[worker], pgx.TxOptions{IsoLevel: s.level}, func(ctx context.Context, tx pgx.Tx) (err error) {
 				t.runs++
 				if res, err = l.RateLimit(ctx, tx, r); err != nil || !res.OK {
 					return err
@@ -176,10 +194,22 @@ func hotScarce(b *testing.B, percent float64, shards int, patient bool, count fu
 	if err := first.work(b.Context(), base, false); err != nil {
 		b.Fatal(err)
 	}
-	rate := percent / 100 * first.grantsPerSecond() * lineMean // tokens a second
+	rate := s.percent / 100 * first.grantsPerSecond() * lineMean // tokens a second
+	most := ratelimit.Tokens(float64(8*s.shards) * lineMean)
 	line := ratelimit.MustDefine("line", ratelimit.TokenBucket{Rate: rate, Period: time.Second,
-		Capacity: ratelimit.Tokens(float64(8*shards) * lineMean)}, ratelimit.Shards(shards))
-	ours := in(func(int) ratelimit.Request { return line.Global().Count(count()) })
+		Capacity: most, MaxReserved: most}, ratelimit.Shards(s.shards))
+	request := func(n float64) ratelimit.Request {
+		if s.reserve {
+			return line.Global().Count(n).OrReserve()
+		}
+		return line.Global().Count(n)
+	}
+	ours := in(func(int) ratelimit.Request {
+		if s.count != nil {
+			return request(s.count())
+		}
+		return request(lineMean)
+	})
 	if err := new(sliceOf).work(b.Context(), ours, false); err != nil {
 		b.Fatal(err)
 	}
@@ -189,13 +219,13 @@ func hotScarce(b *testing.B, percent float64, shards int, patient bool, count fu
 			b.Fatal(err)
 		}
 		for range 1000 { // what has flowed in meanwhile
-			if res, err := l.Autocommit(c.pool).RateLimit(b.Context(), line.Global().Count(lineMean)); err != nil {
+			if res, err := l.Autocommit(c.pool).RateLimit(b.Context(), request(lineMean)); err != nil {
 				b.Fatal(err)
 			} else if !res.OK {
 				break
 			}
 		}
-		if err := scarce.work(b.Context(), ours, patient); err != nil {
+		if err := scarce.work(b.Context(), ours, s.patient); err != nil {
 			b.Fatal(err)
 		}
 	}
