@@ -35,8 +35,8 @@ type Coalesced struct {
 	overdue atomic.Int32  // overdue batches for which their lanes no longer wait
 	ended   atomic.Bool   // Close no longer waits for rows that others hold
 	unmade  atomic.Int32  // batches since a row was inserted
-	singly  chan struct{} // has a place for each connection that calls outside of batches may use
-	crowd   chan struct{} // bounds how many of those that may be many wait for singly: see single
+	singly  chan struct{} // a semaphore: the connections of calls that are in no batch
+	crowd   chan struct{} // a semaphore: how many of the calls that may be many wait for singly
 	again   sync.Mutex    // held while a verb that has failed is tried again: see single
 	mu      sync.RWMutex  // held for reading to add a call, for writing by Close
 	closed  bool

@@ -89,7 +89,7 @@ func (s *Lease) queue(ctx context.Context, n float64) (*taker, Result, error) {
 	return w, Result{}, nil
 }
 
-// try answers from memory: ok says that there is an answer, and took is what it has taken. With
+// try answers without the database if it can: then ok is true. took lists what it has taken. With
 // whole, the row must have all of n, and not only what the hand lacks.
 func (s *Lease) try(n float64, whole bool) (res Result, took []chunk, ok bool, err error) {
 	if s.closed {

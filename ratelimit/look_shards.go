@@ -145,7 +145,8 @@ func (l *Limiter) making(c *call, x executor) {
 	l.books.Making(c.Place, x.transaction())
 }
 
-// looksAt returns what reads limits: of one that is not known to have shards only its row.
+// looksAt returns statements that read the limits of calls. For a limit that is not known to have
+// shards, that is its one row.
 func (l *Limiter) looksAt(calls []call) []*statement {
 	return forEach(calls, func(c *call) *statement {
 		if l.mayHaveShards(c) {

@@ -28,7 +28,9 @@ package ratelimit
 //
 // The arithmetic, without a database, is package internal/limits/algebra. RetryAt comes from its
 // Decide in ask.go, which asks Earliest in rule.go; for limits with shards it comes from package
-// internal/limits/spread. These files are the public side of the arithmetic:
+// internal/limits/spread, or from its Lost if other calls have taken what was there. An answer from
+// memory has it from package internal/limits/denials, one in an outage from spares.go. These files
+// are the public side of the arithmetic:
 //
 //	decide.go        Decide: the outcome of a request for a State
 //	foretell.go      Foretell: the same for a call of several limits; Receipts, with which weirtest
@@ -73,7 +75,8 @@ package ratelimit
 //	attempt.go       one run of a transaction: the rows for which it queues, and those on which it
 //	                 conflicts with others
 //
-// Several calls decided as one:
+// Several calls decided as one. If coalesced calls are slow for one key, look at held.go,
+// together_put.go and alone.go; if all are slow, at trip.go, together.go and lane.go:
 //
 //	batch.go         RateLimitMany: many calls of one caller, granted all or none
 //	coalesce.go      Coalesce: decides calls of many goroutines together
@@ -130,4 +133,9 @@ package ratelimit
 //   - layout: into how many shards a balance is divided; a change closes the old layout's rows
 //   - head: the row that says which layout is in force; closed: a row of an old layout
 //   - book: what a process remembers of the shards of a limit and key
+//   - aim: from which shards one call takes next
+//   - lane: calls that are decided one batch after the other; scheme: the plan for one batch;
+//     standing: a row of it, the calls for that row, and what the database said
+//   - held: calls that wait for rows that other transactions have locked
+//   - attempt: one run of a transaction of InTx
 //   - hand: the tokens of a lease that this process may give out

@@ -308,8 +308,7 @@ func (l *Limiter) judge(seen []*spread.Whole, calls []call) Result {
 	return l.judged(calls, verdicts)
 }
 
-// judged returns the Result of calls of which nothing is taken if one is denied, and remembers
-// denials.
+// judged returns the Result of calls that are granted all or none. It remembers denials.
 func (l *Limiter) judged(calls []call, verdicts []algebra.Verdict) Result {
 	algebra.AllOrNone(verdicts)
 	for i := range calls {

@@ -201,7 +201,7 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 		after[s.c.Row] = s.balance()
 		charged[s.c.Row] += s.c.Count
 	}
-	// what is owed before the next reservation, minus the tokens that were there
+	// by row: the debt ahead of the next reservation, negative if there were tokens
 	ahead := map[where.Row]float64{}
 	for at, b := range after {
 		ahead[at] = -max(0, b.Value+charged[at])

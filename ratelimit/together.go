@@ -374,7 +374,7 @@ func (p *scheme) fail(err error, some []*waiter) {
 }
 
 func (p *scheme) answer(w *waiter) {
-	// what it took is given back: by this connection, and not by a new one
+	// The caller has left, so its tokens are given back. Once this connection is free, it is used.
 	if w.state.Load() == left {
 		p.release()
 	}

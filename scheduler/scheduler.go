@@ -243,7 +243,7 @@ func (j *Jobs) check() error {
 	return nil
 }
 
-// clientOf returns the River client of j, which has to have a method.
+// clientOf returns the River client of j as a T, or an error that names the missing method.
 func clientOf[T any](j *Jobs, method string) (client T, err error) {
 	if err := j.check(); err != nil {
 		return client, err

@@ -39,8 +39,8 @@ func (a *Attempts) reckon(
 	return clock, err
 }
 
-// ask has a batch answer, and again until the database does. While a worker of Citus is down, its
-// jobs do not occupy River's workers for so long.
+// ask asks a batch until the database has answered, or Patience is over. If a worker of Citus is
+// down, it asks once: the jobs of that worker's keys must not occupy River's workers for so long.
 func (v *visit) ask(ctx context.Context, b *visits) error {
 	for deadline := time.Now().Add(riverjob.Patience); ; time.Sleep(100 * time.Millisecond) {
 		if b.Do(v); v.err == nil {

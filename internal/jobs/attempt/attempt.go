@@ -35,7 +35,7 @@ type visit struct {
 	at    *Attempts
 	job   *rivertype.JobRow
 	found bool // there is a ticket
-	newer bool // it is of a release that this one does not know, and stays as it is
+	newer bool // a later release wrote the ticket, so it stays as it is
 	paid  bool // a worker made by Limit has taken its tokens
 	used  bool // an attempt before has used what was taken
 	clock riverjob.Clock
@@ -134,7 +134,7 @@ func (v *visit) begin(ctx context.Context) error {
 		if err := v.anew(ctx, true); err != nil {
 			return err
 		}
-	case v.used: // it waits for no tokens, only until its limits are not paused
+	case v.used: // it needs no tokens, but waits for the end of a pause
 		v.usedUp(t, true)
 	}
 	if err := v.ask(ctx, v.at.looks); err != nil {

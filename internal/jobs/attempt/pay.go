@@ -302,10 +302,10 @@ func flowing(requests []ratelimit.Request, rules []ratelimit.Outcome) (d time.Du
 	return d
 }
 
-// Late. The tokens of a job that does not start when it is due flow into the bucket, and on to the
-// next caller. After an outage the jobs that are late would all start at once, and those reserved
-// after them on time besides. So a job that is too late pays anew, once: ahead of all who wait, in
-// its own order. A further attempt pays in the same way.
+// Late. If a job does not start when it is due, its tokens refill the bucket and go to the next
+// caller. After an outage all late jobs would start at once, together with the jobs that are due on
+// time. So a job that is too late pays anew, once. It goes ahead of all jobs that wait, and late jobs
+// keep their order. A further attempt pays in the same way.
 
 // anew has the job pay anew, for another attempt or because it is late. It returns nil if the job
 // may start now, or the error that puts it off.

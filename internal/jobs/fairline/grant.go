@@ -40,7 +40,7 @@ type grant struct {
 	limit ratelimit.Outcome
 	reach float64                // what may be granted before the last job that is
 	has   map[ticket.Row]float64 // the other limits of the jobs
-	out   map[ticket.Row]bool    // those that were out when they were asked
+	out   map[ticket.Row]bool    // those of them that had no tokens when they were asked
 	skip  map[int64]bool         // jobs that cannot have their turns now
 	busy  map[string]load
 
@@ -294,8 +294,8 @@ func (g *grant) reckon() {
 	}
 }
 
-// within says that one more job may be granted after so much: something is left to those who take
-// without waiting in line, if they have had no more than their share.
+// within reports whether one more job may be granted after as much as used. Callers that do not wait
+// in line keep what Leave says, unless they have had more than their share.
 func (g *grant) within(used float64) bool {
 	left := g.reach
 	if g.line.Others > 0 && g.others <= g.turn.Virtual {

@@ -270,7 +270,8 @@ func (g *grant) write(ctx context.Context, tx pgx.Tx) error {
 		s.Waits, s.Requests = false, nil
 		// It is not spaced anew when workers are late: what is granted ahead is bounded.
 		t.Seat, t.Pays, t.Late = &s, c.ticket.Pays, true
-		// Of jobs that start at once River has the ones go first whose turn it was first.
+		// River fetches jobs by their times. So each job that starts at once gets a microsecond of its
+		// own, in the order of the turns.
 		ahead := time.Duration(len(g.chosen)-i) * time.Microsecond
 		w := &riverjob.Waiter{ID: c.Job, Due: res.At.Add(-ahead), Write: &t}
 		if t.Due != 0 {

@@ -30,7 +30,7 @@ func Free(
 	if len(t.Taken.Takes) == 0 {
 		return false, nil
 	}
-	var now time.Time // before the balances are locked: who takes after that stands behind no gap
+	var now time.Time // before the balances are locked: later takes are not behind the gap
 	if err := s.Query(ctx, tx, `SELECT clock_timestamp()`, nil, func() {}, &now); err != nil {
 		return false, err
 	}
@@ -176,8 +176,8 @@ func (r *Rounds) findGone(
 	return errors.Join(failed...)
 }
 
-// forget forgets the cancelled jobs that are not found again, and gaps that are old: those who were
-// behind them then have moved up. It also bounds the gaps that deleted jobs leave.
+// forget drops cancelled jobs that the search no longer finds, and old gaps: the jobs behind them
+// have moved up by now. It also bounds the gaps that deleted jobs leave.
 func (w *watch) forget(now time.Time) {
 	maps.DeleteFunc(w.known, func(_ int64, at time.Time) bool { return at.Before(w.from) })
 	w.gaps.Forget(now.Add(-lookBack).UnixMicro(), mostGone)

@@ -40,7 +40,7 @@ const (
 	mostPlaces  = 2000        // that a round looks at; the next one goes on behind them
 	mostGiven   = 100         // slots of a place that are given in one go
 	mostSwept   = 1000        // rows of jobs that have left, of a place and round
-	mostLeft    = 10          // places of which a round deletes them
+	mostLeft    = 10          // places in which a round deletes such rows
 )
 
 // Giver gives the slots of one client to the jobs that wait for them.
@@ -63,7 +63,7 @@ func NewGiver(c *riverjob.Client, s hand.Slots) *Giver {
 		refused: map[int64]time.Time{}}
 }
 
-// None says that there are no slots.
+// None reports whether the scheduler has no slots.
 func (g *Giver) None() bool { return g.slots == nil }
 
 // putting is a job that is being put off.
@@ -224,8 +224,8 @@ func (g *Giver) Fetched() {
 	})
 }
 
-// handOutFree is a round, if it is this client's turn: it gives what is free, and deletes the rows
-// of jobs that have left.
+// handOutFree is a round, if it is this client's turn. It gives free slots to waiting jobs, and
+// deletes the rows of jobs that have left.
 func (g *Giver) handOutFree(ctx context.Context) error {
 	until, err := g.TakeTurn(ctx, riverjob.TurnOfHands, nil)
 	if err != nil || until.IsZero() {

@@ -9,11 +9,11 @@ import (
 
 const (
 	mostNumbers = 20_000           // that a client remembers
-	numberLasts = 10 * time.Minute // after that, those in line may know better
+	numberLasts = 10 * time.Minute // after that, the numbers that waiting jobs carry count again
 )
 
-// asked notes how many slots there are by what a job asks for. Those in line say what was so when
-// they came, which may have changed since.
+// asked notes how many slots there are, by what a job asks for. Jobs that wait carry the number of
+// the time when they came, which may have changed since.
 func (g *Giver) asked(want hand.Want) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

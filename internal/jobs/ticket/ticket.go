@@ -53,7 +53,7 @@ type Ticket struct {
 	At      int64                 `json:"at,omitempty"`      // when it was given its place in line
 	Attempt int                   `json:"attempt,omitempty"` // attempts made: it is for the next
 	Job     int64                 `json:"job,omitempty"`     // whose it is; 0 before its first start
-	// what it waits for: an index into rows
+	// what it waits for longest: an index into Taken.Takes, and then On
 	By     int   `json:"by,omitempty"`
 	Jitter int64 `json:"jitter,omitempty"` // how long after its tokens it starts
 	From   int64 `json:"from,omitempty"`   // not before, as the caller wanted
@@ -63,7 +63,7 @@ type Ticket struct {
 	Used   bool  `json:"used,omitempty"`   // an attempt has begun with what was taken
 	Late   bool  `json:"late,omitempty"`   // it has paid anew, and does not once more
 	Missed bool  `json:"missed,omitempty"` // its limits could not be read, so it was put off
-	Gone   int64 `json:"gone,omitempty"`   // when what it took was given back
+	Gone   int64 `json:"gone,omitempty"`   // when its tokens were given back
 	Seat   *Seat `json:"seat,omitempty"`   // in a line
 
 	// what InsertTx or QueueTx took, if Limit has taken as well

@@ -6,7 +6,7 @@ type Ask struct {
 	Count float64
 	Ahead
 
-	// how much it should wait for in one of several shards at most; 0: no bound
+	// the most tokens that it should reserve in one of several shards; 0: no bound
 	Most float64
 }
 

@@ -23,7 +23,7 @@ func (n names) take(r rule, may condition) string {
 	return n.takeFrom(row(absent(`$4::float8 - $7::float8`)), r, may)
 }
 
-// takeFrom is take for the row of from.
+// takeFrom is take with from, a SELECT of the row to insert, in place of its parameters.
 func (n names) takeFrom(from string, r rule, may condition) string {
 	return n.upsert(from, may(r),
 		`value = `+left(r),
