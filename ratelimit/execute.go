@@ -123,7 +123,7 @@ func (x executor) restart(ctx context.Context, looks []*statement) (bool, error)
 		}
 		return false, err
 	}
-	a.l.books.Ended(a.shards) // so that what looks have read counts, and not what was rolled back
+	a.l.books.Ended(a.shards, false) // what looks have read counts, and not what was rolled back
 	t.begun, t.to, a.used, a.conflict, a.shards = false, nil, false, nil, nil
 	return true, nil
 }

@@ -193,8 +193,8 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions,
 		tx.queue, a.used = a.conflicts, true // not statement by statement: that could deadlock
 	}
 	tx.attempt = a
-	defer func() { a.l.books.Ended(a.shards) }()
-	done := false
+	done, committed := false, false
+	defer func() { a.l.books.Ended(a.shards, committed) }()
 	defer func() {
 		if !done { // an error or a panic
 			// fn has ended it itself, and knows whether it committed
@@ -215,6 +215,7 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions,
 		a.undone()
 		return err
 	}
+	committed = true // or may have been
 	for _, again := range a.freed {
 		again()
 	}

@@ -76,9 +76,9 @@ type book struct {
 // page is what is remembered of one shard.
 type page struct {
 	algebra.Balance
-	session uint32 // the connection that took from it last; 0 if none of this process did
-	taken   time.Time
-	held    bool // that connection's transaction may still hold it
+	session uint32    // the connection that took from it last; 0 if none of this process did
+	taken   time.Time // when this process last took; zero if that was rolled back
+	held    bool      // that connection's transaction may still hold it
 }
 
 const (
@@ -130,9 +130,9 @@ func (b *Books) Look(at where.Place, w *spread.Whole, transaction any) {
 	}
 	now := time.Now()
 	for i := range w.Rows {
-		// A take of this process that has not committed is not visible in what was read, and is
-		// known better.
-		if p := &k.shards[i]; p.TS <= w.Rows[i].TS || !p.held || now.Sub(p.taken) >= lately {
+		// The later answer counts: what was read may be older than a take of this process, or does
+		// not show one that has not committed. If the clock was set back, it counts after a while.
+		if p := &k.shards[i]; p.TS <= w.Rows[i].TS || now.Sub(p.taken) >= lately {
 			p.Balance = w.Rows[i]
 		}
 	}
@@ -193,9 +193,7 @@ func (b *Books) Took(row where.Row, left algebra.Balance, session uint32) {
 		return
 	}
 	p.Balance, p.session = left, session
-	if session != 0 {
-		p.taken, p.held = time.Now(), true
-	}
+	p.taken, p.held = time.Now(), session != 0
 }
 
 // Claim records that a session is about to take from a shard, so that other calls try other shards.
@@ -217,8 +215,9 @@ func (b *Books) Disclaim(row where.Row, session uint32) {
 	}
 }
 
-// Ended records that the transaction that took from rows has ended.
-func (b *Books) Ended(rows []where.Row) {
+// Ended records that the transaction that took from rows has ended. If it was rolled back, what it
+// has left there does not count any more.
+func (b *Books) Ended(rows []where.Row, committed bool) {
 	if len(rows) == 0 {
 		return
 	}
@@ -226,7 +225,9 @@ func (b *Books) Ended(rows []where.Row) {
 	defer b.mu.Unlock()
 	for i := range rows {
 		if p := b.page(rows[i]); p != nil {
-			p.held = false
+			if p.held = false; !committed {
+				p.taken = time.Time{}
+			}
 		}
 	}
 }
