@@ -22,19 +22,22 @@ import (
 // capacity, whatever many callers take, reserve, give back, settle, release, roll back and pause at
 // once, by every way of calling, while the limit gets other numbers of shards.
 //
-// What it leaves out: a limit with shards is not taken into debt here, and it gets another number
-// of shards only while nothing is to be given back of it.
+// What it leaves out: a limit with shards that are in debt keeps their number here, and any other
+// gets another number only while nothing is to be given back of it.
 func TestEveryTokenIsUsedOrLeftAtOnce(t *testing.T) {
 	t.Parallel()
 	const capacity = 480
 	for name, c := range map[string]struct {
 		rule   ratelimit.Rule
-		shards int // at the least
+		shards int  // at the least
+		debts  bool // callers reserve, and settle more than they took
 	}{
-		"BucketOfOneRow": {ratelimit.TokenBucket{Rate: capacity, Period: rig.Never}, 1},
-		"WindowOfOneRow": {ratelimit.FixedWindow{Rate: capacity, Period: rig.Never}, 1},
-		"BucketOfShards": {ratelimit.TokenBucket{Rate: capacity, Period: rig.Never}, 2},
-		"WindowOfShards": {ratelimit.FixedWindow{Rate: capacity, Period: rig.Never}, 2},
+		"BucketOfOneRow":       {ratelimit.TokenBucket{Rate: capacity, Period: rig.Never}, 1, true},
+		"WindowOfOneRow":       {ratelimit.FixedWindow{Rate: capacity, Period: rig.Never}, 1, true},
+		"BucketOfShards":       {ratelimit.TokenBucket{Rate: capacity, Period: rig.Never}, 2, false},
+		"WindowOfShards":       {ratelimit.FixedWindow{Rate: capacity, Period: rig.Never}, 2, false},
+		"BucketOfShardsInDebt": {ratelimit.TokenBucket{Rate: capacity, Period: rig.Never}, 6, true},
+		"WindowOfShardsInDebt": {ratelimit.FixedWindow{Rate: capacity, Period: rig.Never}, 6, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -58,7 +61,7 @@ func TestEveryTokenIsUsedOrLeftAtOnce(t *testing.T) {
 					l = rig.Limiter(t, cfg)
 				}
 				all = append(all, &bookkeeper{l: l, v: w.Verbs(t, l, pool), pool: pool, limit: limit,
-					debts: c.shards == 1, layout: &layout})
+					debts: c.debts, layout: &layout})
 			}
 			for round := range rig.Rounds(t, 2) {
 				key := string(rune('a' + round%26))
@@ -68,7 +71,7 @@ func TestEveryTokenIsUsedOrLeftAtOnce(t *testing.T) {
 				}
 				done := make(chan struct{})
 				var reshards, callers sync.WaitGroup
-				if c.shards > 1 {
+				if !c.debts {
 					reshards.Go(func() { all[0].reshard(ctx, t, key, done) })
 				}
 				for _, b := range all {
