@@ -204,6 +204,50 @@ func TestAWorkerThatIsDownFailsOnlyItsOwnKeys(t *testing.T) {
 	}
 }
 
+// A worker that does not answer holds up calls of its own keys, each until its context ends or for the
+// limiter's time-out, and no call of another key, by whatever way.
+func TestAWorkerThatHangsHoldsUpOnlyItsOwnKeys(t *testing.T) {
+	c, pool := killable(t)
+	worker, its, others := byWorker(t, c, pool, "k0")
+	pool = wide(t, pool) // each call that hangs has a connection
+	takes := takesByRoad(t, limiter(t, ratelimit.Config{Citus: true}), pool)
+	short := limiter(t, ratelimit.Config{Citus: true, Timeout: 2 * time.Second}).Autocommit(pool)
+	for name, take := range takes {
+		for _, key := range append(others[:len(others):len(others)], its...) {
+			if res, err := take(t.Context(), budget.For(key)); err != nil || !res.OK {
+				t.Fatalf("%s, before: %+v, %v", name, res, err)
+			}
+		}
+	}
+	freeze(t, worker)
+	left, leave := context.WithCancel(t.Context())
+	defer leave()
+	var hung sync.WaitGroup
+	for name, take := range takes {
+		hung.Go(func() {
+			if res, err := take(left, budget.For(its[0])); err == nil {
+				t.Errorf("%s of a key whose worker hangs: %+v", name, res)
+			}
+		})
+	}
+	for range 3 {
+		for name, take := range takes {
+			for _, key := range others {
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				if res, err := take(ctx, budget.For(key)); err != nil || !res.OK {
+					t.Errorf("%s of a key whose worker is up: %+v, %v", name, res, err)
+				}
+				cancel()
+			}
+		}
+	}
+	if err := short.Consume(t.Context(), budget.For(its[0])); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("after the limiter's time-out: %v, want that its deadline is exceeded", err)
+	}
+	leave()
+	hung.Wait()
+}
+
 // takesByRoad are the ways of taking, by their names.
 func takesByRoad(
 	t *testing.T, l *ratelimit.Limiter, pool *pgxpool.Pool,

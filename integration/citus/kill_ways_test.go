@@ -80,13 +80,13 @@ func wide(t *testing.T, pool *pgxpool.Pool) *pgxpool.Pool {
 	return pool
 }
 
-// killEach kills the nodes in turn and starts them again, each at least twice. It waits for some
-// calls to get through before each.
+// killEach kills the nodes in turn and starts them again, each at least twice. It waits for sixty
+// calls to get through before each, so there are several hundred.
 func killEach(t *testing.T, c pgserver.Cluster, through func() int) (kills int) {
 	t.Helper()
 	for ; kills < roundsOfKills(); kills++ {
 		node, before := c[kills%len(c)], through()
-		until(t, "calls get through between two kills", func() bool { return through() > before+20 })
+		until(t, "calls get through between two kills", func() bool { return through() > before+60 })
 		if err := node.Kill(); err != nil {
 			t.Error(err)
 			return kills

@@ -347,10 +347,11 @@ func TestMigratingAgainWaitsForNobody(t *testing.T) {
 	}
 }
 
-// Who connects to the workers needs no coordinator, if nothing else of it is written.
+// Who connects to the workers needs no coordinator, if nothing else of it is written. In a transaction
+// that InTx has not begun, this takes Colocated.
 func TestWorkersTakeWithoutTheCoordinator(t *testing.T) {
 	c, pool := killable(t)
-	l := limiter(t, ratelimit.Config{Citus: true, Colocated: true})
+	l, colocated := limiter(t, ratelimit.Config{Citus: true}), limiter(t, ratelimit.Config{Citus: true, Colocated: true})
 	if err := l.Autocommit(pool).Consume(t.Context(), hot.Global()); err != nil {
 		t.Fatal(err)
 	}
@@ -373,11 +374,16 @@ func TestWorkersTakeWithoutTheCoordinator(t *testing.T) {
 		worker := workers[nr%2]
 		ctx, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
-		if nr%4 < 2 {
+		switch nr / 2 % 3 {
+		case 0:
 			return l.Autocommit(worker).Consume(ctx, hot.Global(), budget.For(fmt.Sprint("k", nr%8)))
+		case 1:
+			return l.InTx(ctx, worker, func(ctx context.Context, tx pgx.Tx) error {
+				return l.Consume(ctx, tx, hot.Global())
+			})
 		}
-		return l.InTx(ctx, worker, func(ctx context.Context, tx pgx.Tx) error {
-			return l.Consume(ctx, tx, hot.Global())
+		return pgx.BeginFunc(ctx, worker, func(tx pgx.Tx) error {
+			return colocated.Consume(ctx, tx, hot.Global())
 		})
 	})
 	for _, worker := range workers {

@@ -3,6 +3,7 @@ package model
 import (
 	"context"
 	"database/sql"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -33,7 +34,7 @@ type road struct {
 
 type runner func(ctx context.Context, fn func(operations) error) error
 
-var roads = []road{
+var roads = append([]road{
 	{"ReadCommitted", false, pgx.ReadCommitted, transactions(pgx.ReadCommitted)},
 	{"RepeatableRead", false, pgx.RepeatableRead, transactions(pgx.RepeatableRead)},
 	{"Serializable", false, pgx.Serializable, transactions(pgx.Serializable)},
@@ -46,6 +47,39 @@ var roads = []road{
 		c := rig.Coalesce(t, l, pool)
 		return func(_ context.Context, fn func(operations) error) error { return fn(c) }
 	}},
+}, nodes()...)
+
+// nodes has callers use all nodes of a cluster in turn. On one server it is nothing else than
+// Autocommit, and left out.
+func nodes() []road {
+	if !pgtest.Citus() {
+		return nil
+	}
+	return []road{{"EachNode", false, "", func(t testing.TB, l *ratelimit.Limiter, pool *pgxpool.Pool) runner {
+		rows, _ := pool.Query(t.Context(), `SELECT nodename, nodeport FROM pg_dist_node ORDER BY nodeid`)
+		addresses, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct {
+			Host string
+			Port int32
+		}])
+		if err != nil || len(addresses) < 2 {
+			t.Fatal(addresses, err)
+		}
+		var each []*ratelimit.Autocommit
+		for _, a := range addresses {
+			cfg := pool.Config()
+			cfg.ConnConfig.Host, cfg.ConnConfig.Port = a.Host, uint16(a.Port) //nolint:gosec // a port
+			node, err := pgxpool.NewWithConfig(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(node.Close)
+			each = append(each, l.Autocommit(node))
+		}
+		var next atomic.Int64
+		return func(_ context.Context, fn func(operations) error) error {
+			return fn(each[next.Add(1)%int64(len(each))])
+		}
+	}}}
 }
 
 type pgxOperations struct {

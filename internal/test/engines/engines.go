@@ -25,8 +25,16 @@ var excluded = map[string]*regexp.Regexp{
 	"settings of a server: each node has its own": regexp.MustCompile(
 		`set_config|lock_timeout`,
 	),
-	"notifications: CockroachDB has none, YugabyteDB seldom": regexp.MustCompile(`pg_notify`),
-	"ids of catalogs: each node has its own":                 regexp.MustCompile(`::regclass`),
+	"notifications: CockroachDB has none, YugabyteDB seldom": regexp.MustCompile(
+		`pg_notify|\bLISTEN\b`,
+	),
+	"shared locks of rows: CockroachDB has none by default, Aurora DSQL has none": regexp.MustCompile(
+		`FOR (KEY )?SHARE`,
+	),
+	"changes of the schema: Aurora DSQL has one in a transaction at the most": regexp.MustCompile(
+		`\b(CREATE|ALTER|DROP) (TABLE|INDEX|SEQUENCE|FUNCTION|SCHEMA)`,
+	),
+	"ids of catalogs: each node has its own": regexp.MustCompile(`::regclass`),
 	"what Aurora DSQL does not have": regexp.MustCompile(
 		`(?i)\bDO \$|plpgsql|savepoint|nextval|truncate|\btemp|collate`,
 	),
