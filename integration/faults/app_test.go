@@ -158,20 +158,24 @@ func (a *app) do(ctx context.Context, o *op) error {
 	return err
 }
 
-// settle gives back half of what an op took.
+// settle settles what an op took for what it has used.
 func (a *app) settle(ctx context.Context, o *op, took []ratelimit.Reservation) error {
 	return a.limiter.InTx(ctx, a.pool, func(ctx context.Context, tx pgx.Tx) error {
 		for _, r := range took {
 			var used []ratelimit.Request
 			for _, t := range r.Takes {
-				used = append(used, limits[t.Limit].For(t.Key).Count(t.Count/2))
+				used = append(used, limits[t.Limit].For(t.Key).Count(t.Count*o.Used))
 			}
-			if settled, err := a.limiter.Settle(ctx, tx, r, used...); err != nil || !settled {
+			settle := func() (bool, error) { return a.limiter.Settle(ctx, tx, r, used...) }
+			if o.Used == 0 {
+				settle = func() (bool, error) { return a.limiter.Release(ctx, tx, r) }
+			}
+			if settled, err := settle(); err != nil || !settled {
 				return fmt.Errorf("settled: %v: %w", settled, err)
 			}
 		}
 		for _, table := range []string{"work", "reservation"} {
-			if _, err := tx.Exec(ctx, `UPDATE `+table+` SET tokens = tokens / 2 WHERE id = $1`, o.ID); err != nil {
+			if _, err := tx.Exec(ctx, `UPDATE `+table+` SET tokens = tokens * $2 WHERE id = $1`, o.ID, o.Used); err != nil {
 				return err
 			}
 		}

@@ -19,12 +19,13 @@ type take struct {
 // op is a transaction of the application.
 type op struct {
 	ID      string
-	Level   string // isolation level; "" for the default
-	Works   []take // each with a row in work
-	Reserve *take  // with a row in reservation and a job
-	Shards  int    // that its limits are defined with; 0: none
-	Settles bool   // for half of what it took, in a transaction after it, which need not succeed
-	Auto    []take // without a transaction: accounts of their own, which say by being there that they were taken from
+	Level   string  // isolation level; "" for the default
+	Works   []take  // each with a row in work
+	Reserve *take   // with a row in reservation and a job
+	Shards  int     // that its limits are defined with; 0: none
+	Settles bool    // in a transaction after it, which need not succeed
+	Used    float64 // the part of what it took for which it settles: nothing, half of it, or more
+	Auto    []take  // without a transaction: accounts of their own, which say by being there that they were taken from
 }
 
 // record is what the application's caller knows of a transaction.
@@ -286,7 +287,7 @@ func (o *op) whole(f *trace) bool {
 		return sameTakes(f.works, works) && sameTakes(f.reservations, reserve) &&
 			f.jobs == len(reserve) && sameTakes(f.auto, o.Auto)
 	}
-	return as(o.Works, reserve) || o.Settles && as(halves(o.Works), halves(reserve))
+	return as(o.Works, reserve) || o.Settles && as(used(o.Works, o.Used), used(reserve, o.Used))
 }
 
 // settles reports whether ops that take from this account settle.
@@ -297,12 +298,12 @@ func (acc account) settles() bool {
 	return strings.ContainsAny(acc.Key[len(acc.Key)-1:], "13579")
 }
 
-func halves(takes []take) []take {
-	h := slices.Clone(takes)
-	for i := range h {
-		h[i].Tokens /= 2
+func used(takes []take, part float64) []take {
+	u := slices.Clone(takes)
+	for i := range u {
+		u[i].Tokens *= part
 	}
-	return h
+	return u
 }
 
 func sameTakes(a, b []take) bool {

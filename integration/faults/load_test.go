@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -190,6 +191,7 @@ func (l *load) once(ctx context.Context) bool {
 	defer cancel()
 	o := l.desk.next()
 	o.Shards = l.shards
+	o.Used = []float64{0, 0.5, 1.5}[rand.IntN(3)]
 	o.Settles = len(o.Auto) == 0 && !slices.ContainsFunc(o.takes(), func(t take) bool { return !o.settles(t.Account) })
 	l.witness.begin(o)
 	r := resultOf(o.ID, l.app.do(ctx, &o))
