@@ -57,6 +57,7 @@ type keptPart struct {
 type gift struct {
 	at, due time.Time
 	count   float64
+	others  []*grantedWork // which waited then
 }
 
 // again is what was given back of other work than that which starts from one time to another, and
@@ -65,7 +66,10 @@ type gift struct {
 func (p *promises) again(from, to time.Time) (sum float64) {
 	for _, g := range p.gifts {
 		other := g.due.Before(from) || g.due.After(to)
-		if other && !g.at.After(to) && (!g.at.Before(from) || g.due.After(g.at)) {
+		meet := g.due.After(g.at) && slices.ContainsFunc(g.others, func(w *grantedWork) bool {
+			return w.start.IsZero() && !w.ended || !w.start.Before(from)
+		})
+		if other && !g.at.After(to) && (!g.at.Before(from) || meet) {
 			sum += g.count
 		}
 	}

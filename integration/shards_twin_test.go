@@ -179,7 +179,10 @@ func (p *promises) end(t *rapid.T) {
 			at = after[i].pausedUntil
 		}
 	}
-	p.gifts = append(p.gifts, gift{at, due, was - w.count})
+	p.gifts = append(p.gifts, gift{at, due, was - w.count,
+		slices.DeleteFunc(slices.Clone(p.all), func(w *grantedWork) bool {
+			return w.ended || !w.start.IsZero()
+		})})
 	room := !slices.ContainsFunc(after, func(r openRow) bool { return r.at(now) > r.capacity-slack })
 	come, unused := after.at(now)-before.at(now), was-w.count
 	if come > unused+slack || come < -slack || !p.numbers.Windowed && room && come < unused-slack {
