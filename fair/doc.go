@@ -21,9 +21,10 @@
 // next take (see [ratelimit.Request.Leave]). If tenants want too much, the bucket runs down to the
 // level at which those that have used most are denied. So the others get their turn, until all have
 // used the same. This is max-min fairness without a queue, without a leader, and without knowing
-// the other tenants. It cannot reserve: a call is granted now or denied. A place in a limit's line is
-// given for good, in the order of the calls, so a tenant with many calls would have all of the next
-// ones. For work that may wait, package scheduler has fair lines, whose turns are given one by one.
+// the other tenants. It cannot reserve: a call is granted now or denied. A place in a limit's line
+// is given for good, in the order of the calls, so a tenant with many calls would have all of the
+// next ones. For work that may wait, package scheduler has fair lines, whose turns are given one by
+// one.
 //
 // With [ratelimit.Shards] among Config.Options, a call that must leave tokens first reads all
 // shards, in a round trip of its own, and leaves each shard its part.

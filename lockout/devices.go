@@ -19,10 +19,10 @@ import (
 // A token is no session. It lets nobody in by itself, and only selects the balance that an attempt
 // is charged to. It is bound to an account, and has an id and the time of its issue, under
 // HMAC-SHA256. A thief gets five tries per lock with it, as without, and can lock that device. A
-// token with a new id ends the latter: issue one when the password is reset. Tokens that were issued
-// before a reset stay good until MaxAge, and who knew the password may have collected many, by
-// signing in again and again: each is worth five tries per lock. Bound the sign-ins of an account
-// where that matters; removing the key ends all of them.
+// token with a new id ends the latter: issue one when the password is reset. Tokens that were
+// issued before a reset stay good until MaxAge, and who knew the password may have collected many,
+// by signing in again and again: each is worth five tries per lock. Bound the sign-ins of an
+// account where that matters; removing the key ends all of them.
 type Devices struct {
 	keys   [][]byte
 	maxAge time.Duration

@@ -127,8 +127,9 @@ func (l *Limiter) rateLimitMany(
 
 // shadowsTogether is beside for the shadows of a batch: one trip takes for all of them, and a
 // second one looks at those that did not grant. A shadow with shards is decided by itself when it
-// is its turn in the order of locks, so those before it and after it take separate trips. It records
-// their Outcomes in res, and moves its At. If the batch was denied, their Outcomes have only names.
+// is its turn in the order of locks, so those before it and after it take separate trips. It
+// records their Outcomes in res, and moves its At. If the batch was denied, their Outcomes have
+// only names.
 func (l *Limiter) shadowsTogether(
 	ctx context.Context, x executor, shadows []call, res *Result,
 ) error {

@@ -24,7 +24,8 @@ func (l *Limiter) expected(calls []call) bool {
 // worked and committed, so a look is cheap beside that. If nothing was denied lately, tokens are
 // ample, and a look would only add a round trip to every grant. Takes from shards do not queue.
 //
-// At READ COMMITTED every take may queue: for the row itself, without a conflict that would show it.
+// At READ COMMITTED every take may queue: for the row itself, without a conflict that would show
+// it.
 //
 // It is for calls that can look before their transaction begins. Within the transaction a look
 // would take the snapshot, and then it is too late to queue.

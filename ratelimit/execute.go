@@ -107,8 +107,8 @@ func (x executor) canLookAside(exact bool) bool {
 
 // restart rolls back a transaction in which nothing was sent except by the current call, and runs
 // looks in the same trip. The next statement begins the transaction again. restart reports whether
-// it has done so. It does nothing if the transaction has confirmed a denial, as the callback may act
-// on that, or has made a layout, which it would roll back as well.
+// it has done so. It does nothing if the transaction has confirmed a denial, as the callback may
+// act on that, or has made a layout, which it would roll back as well.
 func (x executor) restart(ctx context.Context, looks []*statement) (bool, error) {
 	t, a := x.lazy, x.attempt
 	if t == nil || len(a.made) > 0 || !t.begun || t.tx != nil || t.closed || t.failed != nil ||

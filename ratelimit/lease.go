@@ -163,8 +163,8 @@ func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*
 // An error of the database is returned, wrapped, to the takes that waited for it; tokens that the
 // lease holds are still handed out. After an error that matches [ErrOutcomeUnknown] the block may
 // have been taken, but is not handed out. If ctx ends first, its error is returned, wrapped, and
-// nothing was taken; a take from memory ignores ctx. A take that waits with a ctx without a deadline
-// fails after Config.Timeout.
+// nothing was taken; a take from memory ignores ctx. A take that waits with a ctx without a
+// deadline fails after Config.Timeout.
 //
 // Inside an InTx on the same pool use [Lease.TakeInTx]. Take does not roll back with the
 // transaction, and if it would have to wait it is refused with [ErrNested].

@@ -218,8 +218,8 @@ func (l Limit) Shards() int {
 
 // For returns a request for one token of a key's balance: a user, a tenant, an address. The key is
 // 1 to 1024 bytes of UTF-8 without NUL that do not begin with [shard.Reserved]; anything else is
-// refused when the request is used. An empty key, which is usually a mistake, is refused too, and is
-// not the same as [Limit.Global].
+// refused when the request is used. An empty key, which is usually a mistake, is refused too, and
+// is not the same as [Limit.Global].
 //
 // A key that clients can choose freely limits nobody, and each costs a row. Hash long keys.
 func (l Limit) For(key string) Request {

@@ -88,9 +88,9 @@ type Config struct {
 
 // Limiter decides. It holds no connection and no balance. It remembers bounded numbers of keys that
 // were denied or contended lately. It is safe for concurrent use, and one for each program and
-// database is enough. Do not use one for two databases, or for two schemas of one: what it remembers
-// of a key is not told apart. [New] makes it; the zero Limiter is refused with an error that matches
-// [ErrInvalid].
+// database is enough. Do not use one for two databases, or for two schemas of one: what it
+// remembers of a key is not told apart. [New] makes it; the zero Limiter is refused with an error
+// that matches [ErrInvalid].
 type Limiter struct {
 	cfg       Config // with its defaults
 	sql       statements.Statements
@@ -192,9 +192,9 @@ func (l *Limiter) CheckRateLimit(
 
 // ResetRateLimit makes the balances of the requests full again; their counts do not matter. Debts
 // of reservations are forgiven too, and their work will still run. A take that commits before the
-// reset is forgotten; one that commits after it counts. If a forgotten take is given back or settled
-// after others have taken, its tokens come back nevertheless, up to the capacity. Windows keep their
-// start. A pause continues: see [Limiter.Resume].
+// reset is forgotten; one that commits after it counts. If a forgotten take is given back or
+// settled after others have taken, its tokens come back nevertheless, up to the capacity. Windows
+// keep their start. A pause continues: see [Limiter.Resume].
 func (l *Limiter) ResetRateLimit(ctx context.Context, tx pgx.Tx, requests ...Request) error {
 	return l.in(tx).ResetRateLimit(ctx, requests...)
 }

@@ -64,8 +64,8 @@ func isUnreachable(err error) bool {
 	return errors.As(err, &e) && strings.HasPrefix(e.Code, "08") && unreachable.MatchString(e.Message)
 }
 
-// unreachable matches what Citus says if a node could not connect to another one, and so has sent it
-// nothing. If a connection breaks while a statement is under way, the message begins in the same
+// unreachable matches what Citus says if a node could not connect to another one, and so has sent
+// it nothing. If a connection breaks while a statement is under way, the message begins in the same
 // way. The rest is the error of libpq.
 var unreachable = regexp.MustCompile(`^could not establish any connections to the node ` +
 	`|^connection to the remote node .* failed with the following error: ` +

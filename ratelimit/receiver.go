@@ -13,8 +13,8 @@ import (
 // Each does what the method of [Limiter] of the same name does.
 //
 // In tests without a database use the Limiter of package weirtest, which has all of these methods.
-// Code that calls only a few of them can declare a smaller interface: all of these types satisfy it,
-// too.
+// Code that calls only a few of them can declare a smaller interface: all of these types satisfy
+// it, too.
 type Verbs interface {
 	RateLimit(ctx context.Context, requests ...Request) (Result, error)
 	Consume(ctx context.Context, requests ...Request) error

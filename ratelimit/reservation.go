@@ -80,8 +80,8 @@ func (r Reservation) Again() Reservation {
 // newID makes a UUID of version 7 (RFC 9562) for an instant in microseconds. Its random bits need
 // not be secret, only unique. Those of math/rand/v2 come from ChaCha8, seeded by the system.
 //
-// On Citus the last byte says where what limits without keys have granted is settled: see settledAt.
-// It is settled beside the balance of a limit without shards.
+// On Citus the last byte says where what limits without keys have granted is settled: see
+// settledAt. It is settled beside the balance of a limit without shards.
 func newID(now int64) (id uuid.UUID) {
 	binary.BigEndian.PutUint64(id[:], uint64(now/1000)<<16|rand.Uint64()&0x0fff|0x7000) //nolint:gosec // wraps for no date that is
 	binary.BigEndian.PutUint64(id[8:], rand.Uint64()&(1<<62-1)|1<<63)                   //nolint:gosec // see above
@@ -118,10 +118,10 @@ func (t *Take) call() call {
 
 // RunAt returns when reserved work may run, given the current state of its balance, which
 // [Limiter.Lines] returns. [Limiter.Value] returns it, too, if the limit has no shards; of a limit
-// with shards it returns their sum, which is wrong here. RunAt is [Outcome.RunAt] and PacedAt, moved
-// by what has happened since: pauses, and settlements of earlier reservations. In a pause it is not
-// before the pause ends. Both are in the past for work whose tokens were there at once. The zero
-// State means that nothing has happened.
+// with shards it returns their sum, which is wrong here. RunAt is [Outcome.RunAt] and PacedAt,
+// moved by what has happened since: pauses, and settlements of earlier reservations. In a pause it
+// is not before the pause ends. Both are in the past for work whose tokens were there at once. The
+// zero State means that nothing has happened.
 func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
 	owed, put := t.line(), int64(0)
 	run, paced := t.left.Since, t.left.Since

@@ -146,8 +146,8 @@ func (l *Limiter) closedLine(ctx context.Context, x executor, c *call) (*pausing
 	return at, nil
 }
 
-// rowsOf returns the rows of the limit of c in its layout, as far as known: seen has those that this
-// transaction has seen. If the limit should have more shards, it first gets them.
+// rowsOf returns the rows of the limit of c in its layout, as far as known: seen has those that
+// this transaction has seen. If the limit should have more shards, it first gets them.
 func (l *Limiter) rowsOf(
 	ctx context.Context, x executor, c *call, seen map[where.Place]shard.Layout,
 ) ([]call, error) {
@@ -251,9 +251,9 @@ func (l *Limiter) learn(x executor, done []*statement, calls []call) {
 	freed(x, func() { l.forget(calls) })
 }
 
-// followed returns the rows that have the tokens of closed rows now, which are sorted, and the closed
-// rows once more if their lines move. If the limit was pruned because it was full, it is its row
-// without shards that has them.
+// followed returns the rows that have the tokens of closed rows now, which are sorted, and the
+// closed rows once more if their lines move. If the limit was pruned because it was full, it is its
+// row without shards that has them.
 func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call, error) {
 	limits := slices.CompactFunc(slices.Clone(left),
 		func(a, b call) bool { return a.Place == b.Place })

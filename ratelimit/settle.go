@@ -25,9 +25,9 @@ import (
 // Unused tokens go back to the row that they were taken from, up to its capacity; for a fixed
 // window only within that window. If the work has waited for its window, other settlements since
 // then count as if they had come before it, so more or less may come back. Waiting work moves up:
-// see [Take.RunAt]. Tokens that were used beyond the reservation are charged, as a debt if there are
-// none, even one larger than MaxReserved, and waiting work is delayed. Both use the rule that last
-// took from the row.
+// see [Take.RunAt]. Tokens that were used beyond the reservation are charged, as a debt if there
+// are none, even one larger than MaxReserved, and waiting work is delayed. Both use the rule that
+// last took from the row.
 //
 // A reservation that nobody settles keeps what it took. So does one that is settled 30 days after
 // its work could run, or later; it then counts as settled. That time is the one in the Result of

@@ -94,7 +94,8 @@ func (s *spares) room(n int, at int64) bool {
 	return len(s.of)+n <= mostSpares
 }
 
-// nearlyWhole makes up for rounding: 49 times 1/49 is a little less than 1, which would grant nothing.
+// nearlyWhole makes up for rounding: 49 times 1/49 is a little less than 1, which would grant
+// nothing.
 func nearlyWhole(x float64) float64 {
 	if n := math.Round(x); math.Abs(x-n) <= n*1e-12 {
 		return n

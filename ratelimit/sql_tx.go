@@ -28,9 +28,9 @@ import (
 // The zero opts.Isolation, as nil opts, means the level of [Config]: SERIALIZABLE unless you say
 // otherwise.
 //
-// BEGIN is a round trip of its own, and so is each statement, and with [Config.Citus] the one before
-// COMMIT that requests two-phase commit where it is needed. So a transaction does not know in
-// advance which balances it takes, and at first does not queue for a contended one: it overtakes
+// BEGIN is a round trip of its own, and so is each statement, and with [Config.Citus] the one
+// before COMMIT that requests two-phase commit where it is needed. So a transaction does not know
+// in advance which balances it takes, and at first does not queue for a contended one: it overtakes
 // transactions that do. Once a transaction of this process has lost a balance eight times, the
 // others run again and queue behind it. If another package wraps pgx's driver, to trace it say, a
 // transaction that has lost a balance to another one does not queue for it; it waits for at most

@@ -23,9 +23,9 @@ import (
 //
 // Jobs need not be inserted by [Jobs.InsertTx]. If they are, they take twice: InsertTx for the job
 // as a whole, and Limit for each attempt, as an API counts calls and not jobs. If requests returns
-// none, the job is not limited. If it returns an invalid request, the attempt fails. If the database
-// cannot take the tokens, or somebody holds the balance for two seconds, the job tries again a second
-// later, which uses up no attempt.
+// none, the job is not limited. If it returns an invalid request, the attempt fails. If the
+// database cannot take the tokens, or somebody holds the balance for two seconds, the job tries
+// again a second later, which uses up no attempt.
 //
 // The worker may settle what its attempt took: see [ReservationOf]. An attempt that ends with a
 // [PauseError] does not pay again when it is repeated. A client that is killed after the take and
@@ -101,10 +101,10 @@ func ofRow[T river.JobArgs, R any](
 // of paused queues, are passed over.
 //
 // Slots that become free in another way are given to waiting jobs within about a second: those of a
-// killed process, those of [slots.Slots.Do], and those of a limit whose number was raised. A changed
-// number holds for jobs in line, too, from when a client has met a job that asks for the new one.
-// Callers of Do and jobs may share a limit, but Do does not look whether jobs wait. If callers of
-// Do keep all slots busy, jobs may wait for ever.
+// killed process, those of [slots.Slots.Do], and those of a limit whose number was raised. A
+// changed number holds for jobs in line, too, from when a client has met a job that asks for the
+// new one. Callers of Do and jobs may share a limit, but Do does not look whether jobs wait. If
+// callers of Do keep all slots busy, jobs may wait for ever.
 //
 // The ctx of the worker ends if the slot is lost, with [slots.ErrLost] as its cause. An attempt
 // that then returns an error is repeated, and uses up no attempt.

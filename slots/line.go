@@ -38,8 +38,8 @@ type waiter struct {
 }
 
 // one takes a slot. If there is none, or others wait for one here, a patient caller waits in the
-// order of turns, and any other gets a FullError. Each time that it asks the database, it does so on
-// a connection of on.
+// order of turns, and any other gets a FullError. Each time that it asks the database, it does so
+// on a connection of on.
 func (s *Slots) one(
 	ctx context.Context, on hand.Connect, w *want, turn uint64, patient bool,
 ) (*slot, error) {

@@ -95,8 +95,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Slots, error) {
 // TryAcquire takes a slot of each request, or of none, and does not wait. If a limit is full, or
 // other callers in this process wait for it, the error is a [*FullError]. It makes one round trip
 // for each request, or three on Citus. If a later request is full, slots of the earlier ones are
-// held for a moment. A free slot whose row another transaction has locked counts as held, after less
-// than a second; on Citus the call waits for it.
+// held for a moment. A free slot whose row another transaction has locked counts as held, after
+// less than a second; on Citus the call waits for it.
 //
 // Other errors: one that matches [ratelimit.ErrInvalid] for a bad request, or [ErrClosed];
 // otherwise the database's, or that of ctx, wrapped. After an error no slot is held. A lost

@@ -188,8 +188,8 @@ func (s *Slots) trip(ctx context.Context, to batchSender, queue func(*pgx.Batch)
 	return err
 }
 
-// inLineSQL bounds how long acquireSQL waits for somebody who has locked a row, as a caller that has
-// left cannot take back its connection before. A row that another caller is just taking is free
+// inLineSQL bounds how long acquireSQL waits for somebody who has locked a row, as a caller that
+// has left cannot take back its connection before. A row that another caller is just taking is free
 // again long before that.
 const inLineSQL = "SET LOCAL lock_timeout = 250"
 
@@ -278,8 +278,8 @@ func (s *Slots) acquireOn(
 	return a, err
 }
 
-// renew renews slots. It returns the holders of those that are still held, and whether it has renewed
-// them: it has, but with free those whose rows are locked.
+// renew renews slots. It returns the holders of those that are still held, and whether it has
+// renewed them: it has, but with free those whose rows are locked.
 func (s *Slots) renew(
 	ctx context.Context, slots []*slot, free bool,
 ) (renewed map[string]bool, err error) {

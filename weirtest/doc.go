@@ -12,6 +12,6 @@
 //	weirtest.Granted(t, res, err)
 //
 // [Limiter] needs no database. It is for code that takes a [ratelimit.Verbs], or an interface with
-// the methods that it calls. If your code takes tokens in its transactions, test it on Postgres: set [Clock] in
-// [ratelimit.Config], and use [Drain], [Fill] and [Value] to set and check balances.
+// the methods that it calls. If your code takes tokens in its transactions, test it on Postgres:
+// set [Clock] in [ratelimit.Config], and use [Drain], [Fill] and [Value] to set and check balances.
 package weirtest

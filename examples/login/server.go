@@ -85,8 +85,8 @@ func answer(w http.ResponseWriter, status int, message string) {
 	_ = json.NewEncoder(w).Encode(map[string]string{"message": message})
 }
 
-// credentials reads a form or JSON. Account names are compared without regard to case: otherwise each
-// spelling would have attempts of its own.
+// credentials reads a form or JSON. Account names are compared without regard to case: otherwise
+// each spelling would have attempts of its own.
 func credentials(body io.Reader, r *http.Request) (account, password string, err error) {
 	var in struct{ Account, Password string }
 	switch mediaType, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); mediaType {

@@ -1,4 +1,5 @@
-// Llm asks a model six questions on a budget of tokens: it reserves an estimate, and settles what was used.
+// Llm asks a model six questions on a budget of tokens: it reserves an estimate, and settles what
+// was used.
 package main
 
 import (

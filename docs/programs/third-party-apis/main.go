@@ -1,4 +1,5 @@
-// Third-party-apis calls an API from two clients that share its limit, and backs off when the API asks for it.
+// Third-party-apis calls an API from two clients that share its limit, and backs off when the API
+// asks for it.
 package main
 
 import (

@@ -1,4 +1,5 @@
-// Webhooks delivers events to two receivers, each at its own rate, and pauses for one that asks for it.
+// Webhooks delivers events to two receivers, each at its own rate, and pauses for one that asks for
+// it.
 package main
 
 import (

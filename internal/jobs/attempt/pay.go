@@ -80,8 +80,8 @@ const gather = time.Millisecond
 // chargeIn is how long one job may keep the others waiting when somebody holds its balance.
 const chargeIn = 2 * time.Second
 
-// charge takes for jobs in River's order. Those that take from a balance that another one has waited
-// for in vain do not wait for it once more.
+// charge takes for jobs in River's order. Those that take from a balance that another one has
+// waited for in vain do not wait for it once more.
 func (a *Attempts) charge(items []*visit) {
 	slices.SortFunc(items, func(a, b *visit) int {
 		return cmp.Or(cmp.Compare(a.job.Priority, b.job.Priority),
@@ -304,8 +304,8 @@ func flowing(requests []ratelimit.Request, rules []ratelimit.Outcome) (d time.Du
 
 // Late. If a job does not start when it is due, its tokens refill the bucket and go to the next
 // caller. After an outage all late jobs would start at once, together with the jobs that are due on
-// time. So a job that is too late pays anew, once. It goes ahead of all jobs that wait, and late jobs
-// keep their order. A further attempt pays in the same way.
+// time. So a job that is too late pays anew, once. It goes ahead of all jobs that wait, and late
+// jobs keep their order. A further attempt pays in the same way.
 
 // anew has the job pay anew, for another attempt or because it is late. It returns nil if the job
 // may start now, or the error that puts it off.

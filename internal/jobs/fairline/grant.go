@@ -294,8 +294,8 @@ func (g *grant) reckon() {
 	}
 }
 
-// within reports whether one more job may be granted after as much as used. Callers that do not wait
-// in line keep what Leave says, unless they have had more than their share.
+// within reports whether one more job may be granted after as much as used. Callers that do not
+// wait in line keep what Leave says, unless they have had more than their share.
 func (g *grant) within(used float64) bool {
 	left := g.reach
 	if g.line.Others > 0 && g.others <= g.turn.Virtual {

@@ -83,8 +83,8 @@ func (r *Granter) begin(gap time.Duration) {
 	})
 }
 
-// linesSQL finds the lines in which jobs wait, except those that another client holds: of each limit
-// in the order of keys, as it finds them one by one.
+// linesSQL finds the lines in which jobs wait, except those that another client holds: of each
+// limit in the order of keys, as it finds them one by one.
 //
 // $1 names $2 holder $3 most $4 the first key of each name
 const linesSQL = `WITH RECURSIVE line AS (

@@ -113,8 +113,8 @@ func IsDown(err error) bool {
 	return errors.As(err, &e) && e.Code == "08006"
 }
 
-// HangsSQL has Postgres end the transaction of a client that hangs in it. Then what it has locked is
-// free.
+// HangsSQL has Postgres end the transaction of a client that hangs in it. Then what it has locked
+// is free.
 const HangsSQL = `SET LOCAL idle_in_transaction_session_timeout = 5000`
 
 var readCommitted = pgx.TxOptions{BeginQuery: `BEGIN ISOLATION LEVEL READ COMMITTED; ` + HangsSQL}

@@ -89,10 +89,10 @@ func (g *Giver) HandOn(ctx context.Context, want hand.Want, hold hand.Hold) {
 
 // hand gives a slot to the first job that waits, after it has freed one if that is not nil. It
 // reports whether there were both. It gives one slot in a transaction, so that two of them never
-// wait for each other. A slot that is to be freed is tried again after an error that may pass, since
-// it would stay held until it expires: if the first COMMIT has freed it after all, nothing is freed
-// again, and another job gets a slot only if one is free. A job that the database refuses to make
-// available is passed over.
+// wait for each other. A slot that is to be freed is tried again after an error that may pass,
+// since it would stay held until it expires: if the first COMMIT has freed it after all, nothing is
+// freed again, and another job gets a slot only if one is free. A job that the database refuses to
+// make available is passed over.
 func (g *Giver) hand(
 	ctx context.Context, want hand.Want, free *hand.Slot,
 ) (given bool, err error) {

@@ -46,8 +46,8 @@ func (g Gaps) CloseUp(t *Ticket, before int64) (moved bool) {
 	return moved
 }
 
-// Forget forgets gaps that were left before some time, and of each limit and key the oldest beyond a
-// number.
+// Forget forgets gaps that were left before some time, and of each limit and key the oldest beyond
+// a number.
 func (g Gaps) Forget(before int64, most int) {
 	for of, all := range g {
 		i := slices.IndexFunc(all, func(left gap) bool { return left.at >= before })

@@ -1,5 +1,5 @@
-// Package wake remembers when jobs are due, and looks at their rows at that moment. Those who use it
-// tell it when, and riverjob does the looking, which wakes River.
+// Package wake remembers when jobs are due, and looks at their rows at that moment. Those who use
+// it tell it when, and riverjob does the looking, which wakes River.
 package wake
 
 import (

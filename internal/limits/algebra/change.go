@@ -48,8 +48,8 @@ func (a *Rule) Give(r Row, t Receipt, used float64, move bool, now int64) Row {
 	return r
 }
 
-// Unused returns how many tokens of a take can be given back if none was used: see unused in give.go
-// of internal/limits/statements.
+// Unused returns how many tokens of a take can be given back if none was used: see unused in
+// give.go of internal/limits/statements.
 func (a *Rule) Unused(b Balance, t Receipt, now int64) float64 {
 	if !a.Windowed {
 		return t.Count

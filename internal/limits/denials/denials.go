@@ -1,6 +1,7 @@
 // Package denials remembers which rows denied calls lately: to read a row before anything is taken
 // from it, and to answer the same call from memory. It knows neither limits nor statements: the
-// caller tells it of each decision. It holds a bounded number of rows, and is safe for concurrent use.
+// caller tells it of each decision. It holds a bounded number of rows, and is safe for concurrent
+// use.
 package denials
 
 import (

@@ -199,8 +199,8 @@ func Gather(there []Part, n, rounded float64) (parts []Part, ok bool) {
 
 // Excess says which shards are charged n tokens that were used, but not reserved: the fullest ones,
 // and no more of them than have n together. In a limit that is nearly empty, many shards have a
-// little. Then only a few are charged, and owe what they do not have. The others may still grant the
-// little that they have.
+// little. Then only a few are charged, and owe what they do not have. The others may still grant
+// the little that they have.
 func Excess(there []Part, n, share float64) []Part {
 	there = slices.SortedStableFunc(slices.Values(there), byCount)
 	few := int(min(4+2*math.Ceil(n/share), float64(len(there))))

@@ -1,10 +1,10 @@
 package statements
 
-// give is Give of package algebra, for the $7 tokens of a take. The statement may have read the clock
-// before it waited for the row. That is harmless: the clock is only used to give back less.
+// give is Give of package algebra, for the $7 tokens of a take. The statement may have read the
+// clock before it waited for the row. That is harmless: the clock is only used to give back less.
 //
-// A closed row holds no tokens, and stays as it is: the tokens are then given back to the rows of the
-// present layout, and its line is moved by charge.
+// A closed row holds no tokens, and stays as it is: the tokens are then given back to the rows of
+// the present layout, and its line is moved by charge.
 //
 // $10 a full balance $11 tokens used $12 whether to move the line; for a window, the row as the
 // take left it: $13 its time $14 what it owed $15 its delay $16 its moved
@@ -53,8 +53,8 @@ func unused(r rule) string {
 		ELSE least($7, $14::float8 - (coalesce(b.moved, 0) - $16::float8) - $5::float8 * (`+later+` - 1::float8)) END - $11::float8)`)
 }
 
-// charge is Charge of package algebra, for $7 tokens. A number below 0 moves up the line of a closed
-// row.
+// charge is Charge of package algebra, for $7 tokens. A number below 0 moves up the line of a
+// closed row.
 func (n names) charge() string { return n.chargeIf("") }
 
 // chargeShard is charge for a shard. It also tries the shard's advisory lock, like giveShard: $10.

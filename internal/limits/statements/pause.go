@@ -1,11 +1,11 @@
 package statements
 
 // The line of a limit is the end of its pause, or now if it is not paused. Shards that were merged
-// may be paused for longer, until the lines that they were made of have ended. Their balance already
-// has what flows in until then: see Merged in package spread. So if the limit is paused or resumed,
-// their pause is moved by as much as the lines. It always ends after that of the limit, if only by a
-// microsecond, and is known by that. The argument is NULL for a limit that is not known to have had
-// another layout: no row is paused for longer then.
+// may be paused for longer, until the lines that they were made of have ended. Their balance
+// already has what flows in until then: see Merged in package spread. So if the limit is paused or
+// resumed, their pause is moved by as much as the lines. It always ends after that of the limit, if
+// only by a microsecond, and is known by that. The argument is NULL for a limit that is not known
+// to have had another layout: no row is paused for longer then.
 //
 // pause and resume change nothing in a row that turns out to be closed: pauseClosed and
 // resumeClosed do that, once.
@@ -13,8 +13,8 @@ package statements
 // isMerged tells the rows that are paused for longer than their limit.
 func isMerged(line string) string { return `b.paused_until > ` + line }
 
-// moved is a time, moved by so many microseconds. It does not add an interval to a time, which Citus
-// refuses where a row is updated.
+// moved is a time, moved by so many microseconds. It does not add an interval to a time, which
+// Citus refuses where a row is updated.
 func moved(at, sign, micros string) string {
 	return `to_timestamp((` + us(at+` - timestamptz '1970-01-01 00:00:00+00'`) + sign + micros +
 		`::float8) / 1e6::float8)`
@@ -67,9 +67,9 @@ func (n names) resume(k kind) string {
 		ELSE `+r.delay(`greatest(b.ts, excluded.ts)`, `b.paused_until`)+` END`)
 }
 
-// closedLine locks the closed rows of a limit and returns the end of its pause, which is that of row
-// 0: it was never merged, and is there as long as a head is. NULL if it is not closed, and long ago
-// if the limit is not paused. The second column is the clock, and the third the time of row 0.
+// closedLine locks the closed rows of a limit and returns the end of its pause, which is that of
+// row 0: it was never merged, and is there as long as a head is. NULL if it is not closed, and long
+// ago if the limit is not paused. The second column is the clock, and the third the time of row 0.
 //
 // Locks: the rows, in their order. Predicate reads: the rows of the limit.
 //

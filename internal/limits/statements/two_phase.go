@@ -12,10 +12,10 @@ package statements
 func (n names) markTwoPhase() string { return `DELETE FROM ` + n.twoPhase }
 
 // markTwoPhaseIf is for the end of a transaction. Writes to workers alone have not given it a
-// transaction id on the coordinator, and then it does nothing. It also does nothing if the client is
-// connected to a worker, on which there are no tables but those that Citus manages. Its body is a
-// string, into which the test of names in statements cannot look: it uses no name that a search_path
-// could change.
+// transaction id on the coordinator, and then it does nothing. It also does nothing if the client
+// is connected to a worker, on which there are no tables but those that Citus manages. Its body is
+// a string, into which the test of names in statements cannot look: it uses no name that a
+// search_path could change.
 func (n names) markTwoPhaseIf() string {
 	const quote = `$weir_two_phase$` // which the name of no schema has
 	return `DO ` + quote + `BEGIN IF pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL
