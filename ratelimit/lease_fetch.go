@@ -283,7 +283,8 @@ func (s *Lease) ask(ctx context.Context, f *flight) (res Result, sent int64, err
 	batch, need, beyond := f.batch, f.need, f.beyond
 	for range rounds {
 		sent = s.before()
-		res, err = s.a.rateLimit(ctx, nil, s.request.Count(min(need+beyond, max(need, s.most)))) // the sum may be rounded up
+		n := min(need+beyond, max(need, s.most)) // the sum may be rounded up
+		res, err = s.a.rateLimit(ctx, nil, s.request.Count(n))
 		if err != nil || res.OK {
 			return res, sent, err
 		}

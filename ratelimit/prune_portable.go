@@ -23,7 +23,8 @@ func (l *Limiter) prunePortable(
 		return fmt.Errorf("ratelimit: prune: %w", hint(ended(ctx, err)))
 	}
 	now := l.now
-	if l.cfg.Clock == nil && !began.IsZero() { // what is idle as it begins is so later, unless it changes
+	// what is idle as it begins is so later, unless it changes
+	if l.cfg.Clock == nil && !began.IsZero() {
 		now = func() any { return began }
 	}
 	at := first

@@ -308,7 +308,8 @@ func (t *Take) UnmarshalJSON(b []byte) error {
 		}
 	}
 	switch {
-	case u.Limit == "" || where.Unfit(u.Limit, MaxNameBytes) != "" || where.Unfit(u.Key, MaxKeyBytes) != "":
+	case u.Limit == "" || where.Unfit(u.Limit, MaxNameBytes) != "",
+		where.Unfit(u.Key, MaxKeyBytes) != "":
 		return badTake(where.Short(u.Limit+" "+u.Key), "a limit and a key")
 	case !(u.Count >= 0 && u.Count <= 2*maxTokens):
 		return badTake(fmt.Sprintf("of %v tokens", u.Count), "a number that can have been granted")

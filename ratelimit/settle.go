@@ -162,7 +162,8 @@ func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, used []f
 	if !first.found {
 		return false, nil
 	}
-	x.ends = true // otherwise the reservation could count as settled with nothing given back or charged
+	// otherwise the reservation could count as settled with nothing given back or charged
+	x.ends = true
 	calls, err := l.excess(ctx, x, calls)
 	if err != nil {
 		return false, err

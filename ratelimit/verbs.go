@@ -13,7 +13,8 @@ import (
 // The verbs that do not decide, over any executor.
 
 func (l *Limiter) resetRateLimit(ctx context.Context, x executor, calls []call) error {
-	done, err := l.eachRow(ctx, x, calls, func(c *call, _ *pausing) *statement { return l.resetOf(c) }, nil)
+	done, err := l.eachRow(ctx, x, calls,
+		func(c *call, _ *pausing) *statement { return l.resetOf(c) }, nil)
 	var mend []*statement
 	for _, s := range done {
 		// The only row of the limit was closed by hand. Nothing but a reset opens it again.
@@ -63,7 +64,9 @@ func (l *Limiter) pause(ctx context.Context, x executor, d time.Duration, calls 
 
 func (l *Limiter) resume(ctx context.Context, x executor, calls []call) error {
 	done, err := l.eachRow(ctx, x, calls, l.resumeOf,
-		func(c *call, at *pausing) []*statement { return l.closedOf(c, l.sql.ResumeClosed, at, at.since) })
+		func(c *call, at *pausing) []*statement {
+			return l.closedOf(c, l.sql.ResumeClosed, at, at.since)
+		})
 	return l.changed(ctx, x, "resume", calls, done, err)
 }
 

@@ -140,7 +140,7 @@ func (a *Autocommit) left(ctx context.Context, res Result) (time.Duration, error
 		return 0, err
 	}
 	calls, _ = apart(calls)
-	looks := forEach(calls, a.l.lookOf) // of the rows that were taken from: work waits in a single shard
+	looks := forEach(calls, a.l.lookOf) // at the rows taken from: work waits in a single shard
 	x := a.l.perTrip(a.pool, time.Now())
 	if err := x.run(ctx, looks); err != nil {
 		return 0, explain(ctx, err, "look at", calls)

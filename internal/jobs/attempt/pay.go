@@ -42,7 +42,8 @@ func Take(
 	if v.by = by; v.paid {
 		return nil
 	}
-	if v.ctx, v.requests = ctx, rs; !v.newer { // else nothing would say at its next start that it has paid
+	// with a newer ticket, nothing would say at the job's next start that it has paid
+	if v.ctx, v.requests = ctx, rs; !v.newer {
 		v.requests = ticket.Reserving(rs)
 	}
 	switch v.at.charges.Do(v); {

@@ -14,7 +14,8 @@ func InLine(job *rivertype.JobRow) *Seat {
 // Waiting returns the ticket of a job that waits for its time.
 func Waiting(job *rivertype.JobRow) (Ticket, bool) {
 	t, ok := Of(job)
-	ok = ok && t.Known() && t.Attempt == job.Attempt && t.Due != 0 && t.By < len(t.Rows()) && waits(job)
+	ok = ok && t.Known() && t.Attempt == job.Attempt && t.Due != 0 && t.By < len(t.Rows()) &&
+		waits(job)
 	t.Due = job.ScheduledAt.UnixMicro() // it may have been moved
 	return t, ok
 }

@@ -207,8 +207,9 @@ func Excess(there []Part, n, share float64) []Part {
 	if parts, ok := Gather(there[:few], n, 0); ok {
 		return parts
 	}
-	owing := int(min(math.Ceil(2*n/share), float64(few))) // half a share each, as far as that is possible
-	for owing < few && there[owing].Count > n/8 {         // for less, no further row is locked
+	// half a share each, as far as that is possible
+	owing := int(min(math.Ceil(2*n/share), float64(few)))
+	for owing < few && there[owing].Count > n/8 { // for less, no further row is locked
 		owing++
 	}
 	return Level(there[:max(1, owing)], n)

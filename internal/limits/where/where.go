@@ -31,7 +31,8 @@ const Shadowed = " (shadow)"
 // Compare orders rows. Everything that locks rows does so in this order; another order could
 // deadlock. The rows of shadows come last: a call takes from them only if the other limits grant.
 func (r *Row) Compare(other *Row) int {
-	if shadow := strings.HasSuffix(r.Name, Shadowed); shadow != strings.HasSuffix(other.Name, Shadowed) {
+	shadow := strings.HasSuffix(r.Name, Shadowed)
+	if shadow != strings.HasSuffix(other.Name, Shadowed) {
 		if shadow {
 			return 1
 		}

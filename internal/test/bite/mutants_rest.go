@@ -142,7 +142,7 @@ var ofTheRest = []mutant{
 	{"shards: who has locked a former row adds some", "ratelimit/look_shards.go",
 		"(locked || seen[i].Shards", "(locked && seen[i].Shards < 0 || seen[i].Shards", "AddsNoShards", whole, true},
 	{"settle: a context that has ended settles without giving back", "ratelimit/settle.go",
-		"	x.ends = true // otherwise the reservation", "	// otherwise the reservation", "SettledAsAWhole", whole, true},
+		"given back or charged\n	x.ends = true\n", "given back or charged\n", "SettledAsAWhole", whole, true},
 	{"json: what is refused becomes valid", "ratelimit/request_json.go",
 		"if r.bounded && r.within < 0 {", "if false {", "ThroughJSON", core, true},
 	{"batch: what was not sent is unknown", "ratelimit/send_batch.go",

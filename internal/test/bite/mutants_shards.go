@@ -10,6 +10,8 @@ var ofShards = []mutant{
 		"Gather(loose, a.Count, rounded); ok {", "Gather(loose[:1], a.Count, rounded); ok {", "Shards", whole, true},
 	{"shards: a part larger than a share", "internal/limits/spread/plan.go",
 		"row.Leave, Most: shares.Each.Capacity}", "row.Leave, Most: math.Inf(1)}", "NoPartIsLargerThanAShare", []string{"./internal/limits/spread"}, true},
+	{"shards: a reservation larger than a share waits in one", "internal/limits/spread/plan.go",
+		"if a.Count <= most || b.Value >= a.Count ||", "if true ||", "KeepsItsPromises", whole, true},
 	{"shards: give back elsewhere", "ratelimit/rows.go",
 		"\t\t\tif s := of(&rows[i]); s != nil {\n", "\t\t\tif rows[i].Shard > 1<<20 {\n\t\t\t\tlayout, k := shard.Address(rows[i].Shard)\n\t\t\t\trows[i].Shard = layout.Row((k + 1) % layout.Shards)\n\t\t\t}\n\t\t\tif s := of(&rows[i]); s != nil {\n", "WhatComesBackGoesToItsShard", whole, true},
 	{"shards: takes wait for a shard in which work is settled", "ratelimit/statement.go",
