@@ -63,13 +63,13 @@ func (h *holds) add(aims []aim, seen []*spread.Whole, before time.Duration) {
 				continue
 			}
 			at := w.At - before.Microseconds() - 1
-			if clock, ok := s.args[7].(time.Time); ok {
+			if clock, ok := s.args[argClock].(time.Time); ok {
 				at = min(at, clock.UnixMicro())
 			}
 			for _, row := range s.tried() {
 				_, k := shard.Address(row)
 				r := s.whole.of(w.Layout, k)
-				least := s.args[9].(float64) //nolint:forcetypeassert // what is to be left
+				least := s.args[argLeast].(float64) //nolint:forcetypeassert // it always is one
 				if r.At(w.Rows[k], at).Value-s.c.Count < least {
 					h.upTo(r.Row)
 				}
@@ -325,11 +325,11 @@ func (l *Limiter) takeShard(a *aim) *statement {
 			a.layout.Row(0), shares.First.Capacity, shares.First.Rate},
 	}
 	if a.parts > 0 {
-		s.sql, s.parts, s.args[12] = l.sql.For(c.Windowed).TakeParts, a.parts, a.parts
+		s.sql, s.parts, s.args[argParts] = l.sql.For(c.Windowed).TakeParts, a.parts, a.parts
 	}
 	if c.Within > 0 {
 		s.sql = l.sql.For(c.Windowed).TakeShardWithin
-		s.args[10] = float64(c.Within)
+		s.args[argAhead] = float64(c.Within)
 		s.args = append(s.args, row.Credited())
 	}
 	return s
@@ -367,7 +367,7 @@ func (l *Limiter) takePart(a *aim, p spread.Part) *statement {
 func (l *Limiter) takeRow(c, row *call, least float64) *statement {
 	one := *row
 	s := l.takeOf(&one)
-	s.args[9] = max(s.args[9].(float64), least) //nolint:forcetypeassert // the least balance to leave
+	s.args[argLeast] = max(s.args[argLeast].(float64), least) //nolint:forcetypeassert // as in add
 	s.whole, s.row, s.writes = c, row.Shard, false
 	return s
 }

@@ -100,7 +100,8 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	rows, locks := c.shardsOf(old), make([]*statement, old.Shards)
 	for i := range rows {
 		locks[i] = l.chargeOf(&rows[i], 0)
-		locks[i].args[3] = float64(algebra.Full) // for a missing row: more than a used row can have
+		// for a missing row: more than a used row can have
+		locks[i].args[argCapacity] = float64(algebra.Full)
 	}
 	if err := x.run(ctx, locks); err != nil {
 		return err

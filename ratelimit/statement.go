@@ -142,6 +142,15 @@ func (c *call) originTime() any {
 	return fromMicro(c.Origin)
 }
 
+// The places of some parameters of package statements among the arguments.
+const (
+	argCapacity = 3
+	argClock    = 7
+	argLeast    = 9  // of takes: the least balance to leave
+	argAhead    = 10 // of takes: whether they may be granted for later; Within in microseconds
+	argParts    = 12 // of TakeParts
+)
+
 // write returns a statement that writes the row of c, with the parameters of package statements.
 func (l *Limiter) write(c *call, sql string, tokens float64, more ...any) *statement {
 	a := c.args
@@ -162,7 +171,7 @@ func (l *Limiter) put(c *call, b algebra.Balance) *statement {
 	}
 	s := l.write(c, l.sql.Put, b.Value, paused, b.Delay, b.Moved)
 	if b.TS != 0 {
-		s.args[7] = fromMicro(b.TS)
+		s.args[argClock] = fromMicro(b.TS)
 	}
 	return s
 }
@@ -223,18 +232,22 @@ func (l *Limiter) settleOf(r *Reservation) *statement {
 func (l *Limiter) resetOf(c *call) *statement { return l.write(c, l.sql.Reset, algebra.Full) }
 
 func (l *Limiter) pauseOf(c *call, d int64, at *pausing) *statement {
-	s := l.write(c, l.sql.For(c.Windowed).Pause, algebra.Full, d, nil)
-	if at != nil {
-		s.args[7], s.args[10] = at.now, at.until
+	sql := l.sql.For(c.Windowed).Pause
+	if at == nil {
+		return l.write(c, sql, algebra.Full, d, nil)
 	}
+	s := l.write(c, sql, algebra.Full, d, at.until)
+	s.args[argClock] = at.now
 	return s
 }
 
 func (l *Limiter) resumeOf(c *call, at *pausing) *statement {
-	s := l.write(c, l.sql.For(c.Windowed).Resume, algebra.Full, nil, nil)
-	if at != nil {
-		s.args[7], s.args[9], s.args[10] = at.now, at.until, at.since
+	sql := l.sql.For(c.Windowed).Resume
+	if at == nil {
+		return l.write(c, sql, algebra.Full, nil, nil)
 	}
+	s := l.write(c, sql, algebra.Full, at.until, at.since)
+	s.args[argClock] = at.now
 	return s
 }
 
