@@ -16,6 +16,9 @@ import (
 // and charging change those that a call took from. If a row is closed, it is of a former layout,
 // and the change is made where its tokens are now.
 
+// mostMoves bounds how often a change begins anew because the limit has got another layout since.
+const mostMoves = 30
+
 // eachRow runs a statement for each row of the calls' limits. If closed is not nil, it also runs
 // the statements of closed for each limit that had other layouts, for work that waits in their
 // rows. Limits go one after the other, and former rows come first: that is the order in which
@@ -25,7 +28,7 @@ func (l *Limiter) eachRow(
 	closed func(*call, *pausing) []*statement,
 ) (done []*statement, err error) {
 	layouts := map[where.Place]shard.Layout{} // as they were seen
-	for range 10 * rounds {
+	for range mostMoves {
 		var trip []*statement
 		sent := 0
 		send := func() error {
@@ -109,7 +112,7 @@ type pausing struct{ until, now, since time.Time }
 // stand returns the rows of the limit of c, and when their time goes on, if it has closed rows. Row
 // 0 is locked then, so that its layout stays.
 func (l *Limiter) stand(ctx context.Context, x executor, c *call) (*pausing, []call, error) {
-	for range 10 * rounds {
+	for range mostMoves {
 		at, err := l.closedLine(ctx, x, c)
 		if err != nil {
 			return nil, nil, err
@@ -188,7 +191,7 @@ func (l *Limiter) onRows(
 	if x.single {
 		return nil, errUndecided
 	}
-	for range 10 * rounds {
+	for range mostMoves {
 		var trip []*statement
 		for i := range rows {
 			if s := of(&rows[i]); s != nil {
