@@ -269,3 +269,46 @@ func shardsOf(t *testing.T, pool *pgxpool.Pool, limit string) (n int) {
 	}
 	return n
 }
+
+// While the number of a limit's shards changes, a caller waits until that is done. It is not denied
+// because the transaction that does it holds all shards.
+func TestCallersWaitForAnotherNumberOfShards(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
+	for _, level := range rig.Levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool, l, r := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{}), fourShards.For("k")
+			fillShards(t, pool, r, 0, 0, 10, 0)
+			operator := rig.Begin(t, pool, pgx.ReadCommitted)
+			if err := rig.Limiter(t, ratelimit.Config{}).Reshard(t.Context(), operator, 8, r); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan answer, 1)
+			go func() {
+				var res ratelimit.Result
+				err := l.InTxOptions(context.Background(), pool, pgx.TxOptions{IsoLevel: level},
+					func(ctx context.Context, tx pgx.Tx) (err error) {
+						res, err = l.RateLimit(ctx, tx, r.Count(5))
+						return err
+					})
+				ended <- answer{res, err}
+			}()
+			until(t, func() (goesOn bool) {
+				if len(ended) > 0 {
+					return true
+				}
+				if err := pool.QueryRow(t.Context(),
+					`SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))`,
+					operator.Conn().PgConn().PID()).Scan(&goesOn); err != nil {
+					t.Fatal(err)
+				}
+				return goesOn
+			})
+			rig.Commit(t, operator)
+			if got := <-ended; got.err != nil || !got.res.OK {
+				t.Errorf("%+v, %v", got.res, got.err)
+			}
+		})
+	}
+}

@@ -99,7 +99,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	// row existed, the limit stays full by any rule.
 	rows, locks := c.shardsOf(old), make([]*statement, old.Shards)
 	for i := range rows {
-		locks[i] = l.chargeOf(&rows[i], 0)
+		locks[i] = l.lockOf(&rows[i])
 		// for a missing row: more than a used row can have
 		locks[i].args[argCapacity] = float64(algebra.Full)
 	}
@@ -161,7 +161,7 @@ func (l *Limiter) mend(ctx context.Context, x executor, c *call, layout shard.La
 		return err
 	}
 	rows := c.shardsOf(layout)
-	trip := forEach(rows, func(row *call) *statement { return l.chargeOf(row, 0) })
+	trip := forEach(rows, l.lockOf)
 	if err := x.run(ctx, trip); err != nil {
 		return err
 	}

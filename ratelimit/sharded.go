@@ -13,9 +13,9 @@ import (
 // reads all shards, decides for the limit as a whole, and says where to take. A large reservation
 // is taken from several shards, in equal parts and in one statement if it can be.
 //
-// A take does not wait for a shard that another take or a give-back holds, unless more than half of
-// the shards have enough. So no caller waits for a row that another one may empty. It does wait for
-// a transaction that has charged, paused, reset or resharded there.
+// A take does not wait for a shard that another take, a give-back or a charge holds, unless more
+// than half of the shards have enough. So no caller waits for a row that another one may empty. It
+// does wait for a transaction that has paused, reset or resharded there.
 //
 // A take that was denied has still locked its shard. If the transaction is not rolled back, it
 // takes only from that shard and from rows that come after it in the order of locks, as two callers

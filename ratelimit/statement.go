@@ -224,6 +224,10 @@ func (l *Limiter) chargeOf(c *call, tokens float64) *statement {
 	return l.write(c, l.sql.Charge, tokens)
 }
 
+// lockOf locks the row of c, which it inserts if there is none. It takes no advisory lock: callers
+// wait for whoever locks all shards, and are not denied.
+func (l *Limiter) lockOf(c *call) *statement { return l.write(c, l.sql.Charge, 0) }
+
 func (l *Limiter) settleOf(r *Reservation) *statement {
 	return &statement{sql: l.sql.Settle,
 		args: []any{r.ID.String(), r.until(), l.now(), l.settledAt(r)}, once: new(bool)}

@@ -53,6 +53,8 @@ var ofShards = []mutant{
 		"MuchWorse*max(a.Count, k.mean)", "MuchWorse*a.Count", "MuchWorse", []string{"./internal/limits/book"}, false},
 	{"shards: takes wait for a shard that is charged", "ratelimit/statement.go",
 		"!l.cfg.Portable && c.line == 0 {", "!l.cfg.Portable && c.line == -1 {", "WorkIsSettled", whole, true},
+	{"shards: callers are denied while the number of shards changes", "ratelimit/statement.go",
+		"return l.write(c, l.sql.Charge, 0) }", "return l.chargeOf(c, 0) }", "AnotherNumberOfShards", whole, true},
 	{"shards: excess is charged to many", "internal/limits/spread/plan.go",
 		"4+2*math.Ceil(n/share)", "4e9+2*math.Ceil(n/share)", "Excess", []string{"./internal/limits/spread"}, false},
 	{"shards: excess is that of one", "ratelimit/excess.go",
