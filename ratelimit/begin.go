@@ -335,14 +335,3 @@ func (t *lazyTx) lose(ctx context.Context) {
 	cancel()
 	_ = t.conn.Close(ctx)
 }
-
-// attemptIn returns the attempt of InTx that tx belongs to, or nil if InTx has not begun tx.
-func attemptIn(tx pgx.Tx) *attempt {
-	switch t := tx.(type) {
-	case *lazyTx:
-		return t.attempt
-	case *savepoint:
-		return t.attempt
-	}
-	return nil
-}

@@ -101,17 +101,6 @@ func (c *call) stored(s State, now time.Time) (algebra.Balance, error) {
 	return b, nil
 }
 
-// times returns RunAt, PacedAt and RetryAt: each zero where it has no meaning.
-func times(v *algebra.Verdict) (runAt, pacedAt, retryAt time.Time) {
-	switch {
-	case !v.OK:
-		retryAt = fromMicro(v.RetryAt)
-	case v.Ahead:
-		runAt, pacedAt = fromMicro(v.RunAt), fromMicro(v.PacedAt)
-	}
-	return runAt, pacedAt, retryAt
-}
-
 func (c *call) state(b algebra.Balance) State {
 	s := State{Value: b.Value, TS: fromMicro(c.WindowStart(b.TS)),
 		Delay: time.Duration(b.Delay) * time.Microsecond, Moved: b.Moved}
@@ -120,5 +109,3 @@ func (c *call) state(b algebra.Balance) State {
 	}
 	return s
 }
-
-func fromMicro(us int64) time.Time { return time.UnixMicro(us).UTC() }

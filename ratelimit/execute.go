@@ -349,3 +349,14 @@ func timestamp(raw []byte) pgtype.Timestamptz {
 		return pgtype.Timestamptz{Time: time.Unix(epoch+us/1e6, us%1e6*1000), Valid: true}
 	}
 }
+
+// attemptIn returns the attempt of InTx that tx belongs to, or nil if InTx has not begun tx.
+func attemptIn(tx pgx.Tx) *attempt {
+	switch t := tx.(type) {
+	case *lazyTx:
+		return t.attempt
+	case *savepoint:
+		return t.attempt
+	}
+	return nil
+}

@@ -14,7 +14,7 @@ package ratelimit
 //	limit.go         Define: names, and the options of a definition
 //	request.go       Request: what is asked of one limit; checks requests and turns them into calls
 //	request_json.go  requests as JSON
-//	result.go        the answer: granted, granted for later, or denied until RetryAt
+//	result.go        the answer: granted, granted for later, or denied until RetryAt; its id
 //	errors.go        the errors that callers can branch on
 //	limiter.go       Config, New, and the verbs in a pgx transaction
 //	intx.go          InTx: a transaction that runs again after a conflict
@@ -62,8 +62,8 @@ package ratelimit
 //
 // Reservations:
 //
-//	reservation.go   Reservation: what a call took, for settling; its id, when its work may run,
-//	                 until when and under which key it is settled; its JSON
+//	reservation.go   Reservation: what a call took, for settling; when its work may run, until when
+//	                 and under which key it is settled; its JSON
 //	settle.go        Settle, Release and Renew: once, and in the caller's transaction
 //	wait.go          Wait: reserves, and sleeps until the work may run
 //	do.go            Do: waits, runs the work, and settles what it has used
@@ -95,8 +95,7 @@ package ratelimit
 // grant as one limit, RetryAt, and how a count is divided over them. Package internal/limits/book
 // remembers what a process knows of the shards:
 //
-//	sharded.go       which limits may have shards; what takes from shards have left; denies a call
-//	                 whose shards others hold
+//	sharded.go       what takes from shards have left; denies a call whose shards others hold
 //	aim.go           chooses the shard or shards that a call takes from
 //	look_shards.go   reads limits, with all shards or the only row; adds shards that are missing
 //	whole.go         the shards of a limit, as they were read, and calls for single shards

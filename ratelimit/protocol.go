@@ -316,3 +316,16 @@ func (l *Limiter) judged(calls []call, verdicts []algebra.Verdict) Result {
 	}
 	return summarize(calls, verdicts)
 }
+
+// sharded reports whether one of the calls is for a limit that should have shards, or is known to
+// have some.
+func (l *Limiter) sharded(calls []call) bool {
+	for i := range calls {
+		if l.mayHaveShards(&calls[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *Limiter) mayHaveShards(c *call) bool { return c.shards > 1 || l.books.Has(c.Place) }

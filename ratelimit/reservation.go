@@ -2,11 +2,9 @@ package ratelimit
 
 import (
 	"cmp"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"time"
@@ -75,37 +73,6 @@ func (r Reservation) Again() Reservation {
 		again.ID = withHome(newID(t.left.Since), int(r.ID[len(r.ID)-1]))
 	}
 	return again
-}
-
-// newID makes a UUID of version 7 (RFC 9562) for an instant in microseconds. Its random bits need
-// not be secret, only unique. Those of math/rand/v2 come from ChaCha8, seeded by the system.
-//
-// On Citus the last byte says where what limits without keys have granted is settled: see
-// settledAt. It is settled beside the balance of a limit without shards.
-func newID(now int64) (id uuid.UUID) {
-	binary.BigEndian.PutUint64(id[:], uint64(now/1000)<<16|rand.Uint64()&0x0fff|0x7000) //nolint:gosec // wraps for no date that is
-	binary.BigEndian.PutUint64(id[8:], rand.Uint64()&(1<<62-1)|1<<63)                   //nolint:gosec // see above
-	return withHome(id, shard.Beside)
-}
-
-// withHome returns id with the number of a home in its last byte.
-func withHome(id uuid.UUID, home int) uuid.UUID {
-	last := &id[len(id)-1]
-	*last = *last&^(shard.Homes-1) | byte(home&(shard.Homes-1)) //nolint:gosec // Homes is a power of two
-	return id
-}
-
-// idOf returns an id for what calls have taken. On Citus, if a limit without keys has shards, it is
-// chosen so that the reservation is settled on the node of the first shard.
-func (l *Limiter) idOf(calls []call, now int64) uuid.UUID {
-	id := newID(now)
-	i := slices.IndexFunc(calls, func(c call) bool { return c.Key == "" && len(c.parts) > 0 })
-	if l.cfg.Citus && i >= 0 {
-		if nr, ok := shard.HomeOf(calls[i].Name, calls[i].parts[0].Shard); ok {
-			return withHome(id, nr)
-		}
-	}
-	return id
 }
 
 // call returns the call that the take was made with.

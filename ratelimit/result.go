@@ -1,11 +1,15 @@
 package ratelimit
 
 import (
+	"encoding/binary"
+	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/shard"
 )
 
 // Result is the outcome of one call, over all of its requests: all granted, or none.
@@ -164,4 +168,48 @@ func (c *call) outcome(v *algebra.Verdict) Outcome {
 	}
 	o.RunAt, o.PacedAt, o.RetryAt = times(v)
 	return o
+}
+
+// times returns RunAt, PacedAt and RetryAt: each zero where it has no meaning.
+func times(v *algebra.Verdict) (runAt, pacedAt, retryAt time.Time) {
+	switch {
+	case !v.OK:
+		retryAt = fromMicro(v.RetryAt)
+	case v.Ahead:
+		runAt, pacedAt = fromMicro(v.RunAt), fromMicro(v.PacedAt)
+	}
+	return runAt, pacedAt, retryAt
+}
+
+func fromMicro(us int64) time.Time { return time.UnixMicro(us).UTC() }
+
+// newID makes a UUID of version 7 (RFC 9562) for an instant in microseconds. Its random bits need
+// not be secret, only unique. Those of math/rand/v2 come from ChaCha8, seeded by the system.
+//
+// On Citus the last byte says where what limits without keys have granted is settled: see
+// settledAt. It is settled beside the balance of a limit without shards.
+func newID(now int64) (id uuid.UUID) {
+	binary.BigEndian.PutUint64(id[:], uint64(now/1000)<<16|rand.Uint64()&0x0fff|0x7000) //nolint:gosec // wraps for no date that is
+	binary.BigEndian.PutUint64(id[8:], rand.Uint64()&(1<<62-1)|1<<63)                   //nolint:gosec // see above
+	return withHome(id, shard.Beside)
+}
+
+// withHome returns id with the number of a home in its last byte.
+func withHome(id uuid.UUID, home int) uuid.UUID {
+	last := &id[len(id)-1]
+	*last = *last&^(shard.Homes-1) | byte(home&(shard.Homes-1)) //nolint:gosec // Homes is a power of two
+	return id
+}
+
+// idOf returns an id for what calls have taken. On Citus, if a limit without keys has shards, it is
+// chosen so that the reservation is settled on the node of the first shard.
+func (l *Limiter) idOf(calls []call, now int64) uuid.UUID {
+	id := newID(now)
+	i := slices.IndexFunc(calls, func(c call) bool { return c.Key == "" && len(c.parts) > 0 })
+	if l.cfg.Citus && i >= 0 {
+		if nr, ok := shard.HomeOf(calls[i].Name, calls[i].parts[0].Shard); ok {
+			return withHome(id, nr)
+		}
+	}
+	return id
 }

@@ -28,19 +28,6 @@ import (
 // alone is the number of the row of a limit without shards.
 const alone = 0
 
-// sharded reports whether one of the calls is for a limit that should have shards, or is known to
-// have some.
-func (l *Limiter) sharded(calls []call) bool {
-	for i := range calls {
-		if l.mayHaveShards(&calls[i]) {
-			return true
-		}
-	}
-	return false
-}
-
-func (l *Limiter) mayHaveShards(c *call) bool { return c.shards > 1 || l.books.Has(c.Place) }
-
 // arrive records which shards the takes took from, and what they left there.
 func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 	for _, s := range takes {

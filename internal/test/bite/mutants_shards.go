@@ -61,7 +61,7 @@ var ofShards = []mutant{
 		"return c.Shard != alone && c.used > c.Count }", "return c.Shard < alone && c.used > c.Count }", "ExcessIsADebt", whole, true},
 	{"shards: two layouts share rows", "shard/shard.go",
 		"l.Generation<<rowBits + l.Shards", "0*l.Generation<<rowBits + l.Shards", ".", []string{"./shard"}, true},
-	{"spread: what is settled without a key has any home", "ratelimit/reservation.go",
+	{"spread: what is settled without a key has any home", "ratelimit/result.go",
 		"return withHome(id, shard.Beside)", "return withHome(id, rand.IntN(64))", "IdsSayWhere", []string{"./ratelimit"}, false},
 	{"spread: another attempt is settled elsewhere", "ratelimit/reservation.go",
 		"withHome(newID(t.left.Since), int(r.ID[len(r.ID)-1]))", "newID(t.left.Since)", "IdsSayWhere", []string{"./ratelimit"}, false},
