@@ -103,7 +103,7 @@ WHERE least($4::float8, b.value + $5::float8 * greatest(0, round(date_part('epoc
 	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
--- bucket.takeParts: takes equal parts of a call from several shards that no other transaction holds
+-- bucket.takeParts: takes equal parts of a call from several shards, if no other transaction holds them
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 WITH c AS (SELECT u.shard FROM pg_catalog.unnest($3::integer[]) AS u (shard)
 	WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor(pg_catalog.int4xor($12::integer, u.shard), pg_catalog.hashoid('"public".weir_balance'::regclass::oid)))
@@ -187,7 +187,7 @@ WHERE CASE WHEN least($4::float8, b.value + $5::float8 * greatest(0, round(date_
 	THEN true ELSE pg_catalog.textcat('weir: denied ', b.value::text)::boolean END
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
--- charge: takes whatever it leaves, ahead of those who wait
+-- charge: takes tokens even if that leaves a debt, ahead of work that waits
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $4::float8 - $7::float8 END, coalesce($8::timestamptz, clock_timestamp()),
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
@@ -297,7 +297,7 @@ FROM (SELECT u.nr, u.name, u.key, u.capacity, u.rate, u.period, u.origin, greate
 WHERE b.name = s.name AND b.key = s.key AND b.shard = 0 AND b.key = ANY ($2::text[]) AND s.left >= 0::float8
 RETURNING s.nr, b.value, b.ts, b.paused_until, b.delay, b.moved;
 
--- lines: reads how the lines stand in which takes wait
+-- lines: reads the balances for which work waits
 SELECT 0::bigint, clock_timestamp(), NULL::timestamptz, NULL::bigint, NULL::float8
 UNION ALL (SELECT p.nr, max(b.ts), max(b.paused_until), max(b.delay), sum(b.moved)
 	FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[]) WITH ORDINALITY AS p (name, key, first, last, nr)
@@ -317,7 +317,7 @@ SELECT b.shard, b.value = '-Infinity', (b.paused_until IS NULL OR b.paused_until
 FROM "public".weir_balance b CROSS JOIN (SELECT coalesce($3::timestamptz, clock_timestamp()) AS clock) c
 WHERE b.name = $1::text AND b.key = $2::text FOR UPDATE OF b SKIP LOCKED;
 
--- look: reads a balance: a denial rests on it
+-- look: reads a balance: every denial is based on it
 SELECT b.value, b.ts, b.paused_until, b.delay, b.moved, coalesce($4::timestamptz, clock_timestamp())
 FROM (VALUES (1)) AS one LEFT JOIN "public".weir_balance b ON b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer;
 
@@ -388,13 +388,13 @@ WITH s AS MATERIALIZED (
 SELECT nr, value, ts, paused_until, delay, moved FROM taken
 UNION ALL SELECT -s.nr, s.capacity - s.count, s.now, NULL, NULL, NULL FROM s WHERE s.new;
 
--- many.new: writes what takes have left of rows that do not exist
+-- many.new: inserts the balances of rows that did not exist
 INSERT INTO "public".weir_balance AS b
 	(name, key, capacity, rate, period, origin, value, ts, paused_until, shard)
 SELECT u.*, 0 FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::bigint[], $6::timestamptz[],
 	$7::float8[], $8::timestamptz[], $9::timestamptz[]) AS u;
 
--- many.put: writes what takes have left of rows that are locked
+-- many.put: writes the new balances of rows that are locked
 INSERT INTO "public".weir_balance AS b
 	(name, key, capacity, rate, period, origin, value, ts, paused_until, shard)
 SELECT u.*, 0 FROM unnest($1::text[], $2::text[], $3::float8[], $4::float8[], $5::bigint[], $6::timestamptz[],
@@ -447,7 +447,7 @@ FROM "public".weir_slot s CROSS JOIN (SELECT coalesce($5::timestamptz, clock_tim
 WHERE (s.name, s.key, s.slot) > ($1::text, $2::text, $3::integer)
 ORDER BY s.name, s.key, s.slot LIMIT $4::bigint;
 
--- pauseClosed: pauses rows of a former layout, in which somebody waits
+-- pauseClosed: pauses rows of a former layout, in which work waits
 WITH c AS MATERIALIZED (
 	SELECT $3::timestamptz AS now, $4::timestamptz AS line,
 		$3::timestamptz + $5::bigint::float8 * interval '1 microsecond' AS until
@@ -486,13 +486,13 @@ SELECT 1::bigint, b.value, b.ts, b.paused_until, b.delay, b.moved, coalesce($3::
 FROM (VALUES (1)) AS one
 LEFT JOIN "public".weir_balance b ON b.name = $1::text AND b.key = $2::text AND b.shard = 0;
 
--- portable many.new: writes what takes have left of rows that do not exist
+-- portable many.new: inserts the balances of rows that did not exist
 INSERT INTO "public".weir_balance AS b
 	(name, key, capacity, rate, period, origin, value, ts, paused_until, shard)
 VALUES ($1::text, $2::text, $3::float8, $4::float8, $5::bigint, $6::timestamptz,
 	$7::float8, $8::timestamptz, $9::timestamptz, 0);
 
--- portable many.put: writes what takes have left of rows that are locked
+-- portable many.put: writes the new balances of rows that are locked
 INSERT INTO "public".weir_balance AS b
 	(name, key, capacity, rate, period, origin, value, ts, paused_until, shard)
 VALUES ($1::text, $2::text, $3::float8, $4::float8, $5::bigint, $6::timestamptz,
@@ -596,7 +596,7 @@ WITH page AS MATERIALIZED (
 SELECT (SELECT count(*) FROM page), (SELECT count(*) FROM gone), last.name, last.key, last.slot
 FROM (SELECT name, key, slot FROM page ORDER BY name DESC, key DESC, slot DESC LIMIT 1) last;
 
--- put: writes a row whatever stands there, under the lock of the head
+-- put: overwrites a row, under the lock of the head
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin, paused_until, delay, moved)
 VALUES ($1::text, $2::text, $3::integer, $7::float8, coalesce($8::timestamptz, clock_timestamp()),
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz, $10::timestamptz, nullif($11::bigint, 0), nullif($12::float8, 0::float8))
@@ -619,7 +619,7 @@ ON CONFLICT (name, key, shard) DO UPDATE SET
 	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
--- resetKey: fills all balances of a key, of whatever limits
+-- resetKey: fills the balances of a key in all limits
 WITH RECURSIVE names (name) AS (
 	(SELECT name FROM "public".weir_balance ORDER BY name LIMIT 1)
 	UNION ALL
@@ -669,13 +669,13 @@ UPDATE "public".weir_balance b SET
 FROM held, c WHERE b.name = $1::text AND b.key = $2::text AND b.shard = held.shard AND b.paused_until > c.now
 RETURNING true;
 
--- settle: one row for the first who settles a reservation, and none after
+-- settle: notes a settlement; no row if the reservation was settled before
 INSERT INTO "public".weir_settled (id, until, key)
 SELECT $1::uuid, $2::timestamptz, $4::text WHERE $2::timestamptz > coalesce($3::timestamptz, clock_timestamp())
 ON CONFLICT (id, key) DO NOTHING
 RETURNING true;
 
--- twoPhase: has a transaction of the caller's own commit in two phases, on Citus
+-- twoPhase: requests two-phase commit for a transaction of the caller's own, on Citus
 DELETE FROM "public".weir_two_phase;
 
 -- twoPhaseIf: the same at COMMIT, if the transaction has written the coordinator
@@ -841,7 +841,7 @@ WHERE least($4::float8, b.value + $5::float8 * greatest(0,
 	AND (b.paused_until IS NULL OR b.paused_until <= excluded.ts OR $11::boolean)
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
--- window.takeParts: takes equal parts of a call from several shards that no other transaction holds
+-- window.takeParts: takes equal parts of a call from several shards, if no other transaction holds them
 INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, rate, period, origin)
 WITH c AS (SELECT u.shard FROM pg_catalog.unnest($3::integer[]) AS u (shard)
 	WHERE pg_try_advisory_xact_lock(1466263922, pg_catalog.int4xor(pg_catalog.int4xor($12::integer, u.shard), pg_catalog.hashoid('"public".weir_balance'::regclass::oid)))
