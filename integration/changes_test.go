@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -56,16 +57,29 @@ func FuzzChanges(f *testing.F) {
 			var err error
 			switch verb := random.IntN(10); {
 			case verb < 4 || len(takes) == 0:
-				n, reserve := float64(random.IntN(40))/8*(rule.Capacity/5), random.IntN(3) > 0
-				n = min(n, rule.Capacity)
-				what = fmt.Sprintf("take %v, reserve %v, by rule %d", n, reserve, k)
-				if request = request.Count(n); reserve {
+				n := min(float64(random.IntN(40))/8*(rule.Capacity/5), rule.Capacity)
+				request = request.Count(n)
+				var ahead algebra.Ahead
+				switch random.IntN(6) {
+				case 0:
+				case 1:
+					ahead.Leave = float64(random.IntN(9)) / 8 * (rule.Capacity - n)
+					request = request.Leave(ahead.Leave)
+				case 2:
+					ahead.Reserve, ahead.Bounded, ahead.Within = true, true, random.Int64N(3*rule.Period)
+					request = request.Within(rig.Micros(ahead.Within))
+				default:
+					ahead.Reserve = true
 					request = request.OrReserve()
 				}
-				asked := algebra.Ask{Rule: *rule, Count: n, Ahead: algebra.Ahead{Reserve: reserve}}
+				what = fmt.Sprintf("take %v, %+v, by rule %d", n, ahead, k)
+				asked := algebra.Ask{Rule: *rule, Count: n, Ahead: ahead}
 				verdict := asked.Decide(row.Balance, now)
 				var res ratelimit.Result
 				res, err = v.RateLimit(t.Context(), request)
+				if errors.Is(err, ratelimit.ErrInvalid) && ahead.Bounded {
+					continue // it can never be granted within so short a time
+				}
 				if err == nil && res.OK != verdict.OK {
 					t.Fatalf("%d: %s: %v, want %+v", i, what, res, verdict)
 				}
