@@ -244,7 +244,7 @@ var ofTheRest = []mutant{
 	{"observe: trips are not counted", "ratelimit/execute.go",
 		"\tx.count()\n\tif x.ends", "\tif x.ends", "Observer", whole, true},
 	{"observe: a lease's blocks are told", "ratelimit/lease_fetch.go",
-		"s.a.rateLimit(ctx, nil, s.request.Count(min(", "s.a.RateLimit(ctx, s.request.Count(min(", "Observer", whole, true},
+		"res, err = s.a.rateLimit(ctx, nil, s.request.Count(n))", "res, err = s.a.RateLimit(ctx, s.request.Count(n))", "Observer", whole, true},
 	{"observe: near is not seen", "observe/log.go",
 		"o.Capacity-o.Value >= near*o.Capacity", "o.Capacity-o.Value > near*o.Capacity", "WhatIsTold", []string{"./observe"}, false},
 	{"observe: why it was denied is not said", "observe/log.go",
