@@ -166,15 +166,15 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 
 // grantAll grants calls whose sum was granted with res.
 func grantAll(group []*waiter, res Result) {
-	took := res.Outcomes[0].call
-	rest, parts := took.Count, slices.Clone(took.parts)
+	all := &res.Outcomes[0]
+	rest, parts := all.call.Count, slices.Clone(all.took.parts)
 	for _, w := range group {
-		one := &w.calls[0]
-		rest -= one.Count
-		one.Left = took.Left
+		one := &w.took[0]
+		rest -= w.calls[0].Count
+		one.Left = all.took.Left
 		one.Owed -= rest
-		if took.parts != nil {
-			one.parts, parts = allot(parts, one.Count)
+		if all.took.parts != nil {
+			one.parts, parts = allot(parts, w.calls[0].Count)
 		}
 		w.verdicts[0] = algebra.Verdict{OK: true, At: res.At.UnixMicro(), After: algebra.Balance{
 			Value: res.Outcomes[0].Value + rest, Delay: res.Outcomes[0].Delay.Microseconds(),
@@ -185,7 +185,7 @@ func grantAll(group []*waiter, res Result) {
 // allot splits n tokens off what was taken from shards, for the next caller, as if that caller had
 // taken them alone: from the fullest shard that has as many, or else from several. It returns these
 // and the rest.
-func allot(parts []call, n float64) (of, rest []call) {
+func allot(parts []receipt, n float64) (of, rest []receipt) {
 	one, sum := -1, 0.0
 	had := func(k int) float64 { return parts[k].Count - parts[k].Owed }
 	there := make([]spread.Part, len(parts))
@@ -219,7 +219,7 @@ func allot(parts []call, n float64) (of, rest []call) {
 		own.Owed -= r.Count
 		of = append(of, own)
 	}
-	rest = slices.DeleteFunc(rest, func(c call) bool { return c.Count == 0 })
+	rest = slices.DeleteFunc(rest, func(r receipt) bool { return r.Count == 0 })
 	if len(rest) == 0 { // callers that take nothing still need a shard
 		rest = slices.Clone(of[len(of)-1:])
 		rest[0].Count = 0

@@ -60,18 +60,18 @@ func (l *Limiter) GiveBackMany(ctx context.Context, tx pgx.Tx, results []Result)
 	if w.err != nil {
 		return w.err
 	}
-	var calls []call
+	var rows []receipt
 	for _, r := range results {
 		taken, err := r.taken()
 		if err != nil {
 			return err
 		}
-		calls = append(calls, taken...)
+		rows = append(rows, taken...)
 	}
-	if len(calls) == 0 {
+	if len(rows) == 0 {
 		return nil
 	}
-	return l.returns(ctx, w.x, "give back", joined(calls), l.undoOf)
+	return l.giveBack(ctx, w.x, joined(rows))
 }
 
 // flatten returns the requests of a batch, and for each the number of its call.
@@ -195,10 +195,11 @@ func (l *Limiter) takeOrLook(
 	if err := x.run(ctx, takes); err != nil {
 		return nil, nil, explain(ctx, err, "take", calls)
 	}
-	stamp(takes)
 	var looks []*statement
-	note := func(c *call, v algebra.Verdict) {
-		res.put(c, c.outcome(&v))
+	note := func(c *call, v algebra.Verdict, left algebra.Left) {
+		o := c.outcome(&v)
+		o.took.Left = left
+		res.put(c, o)
 		res.At = later(res.At, fromMicro(v.At))
 	}
 	for i, s := range takes {
@@ -206,7 +207,7 @@ func (l *Limiter) takeOrLook(
 			looks = append(looks, l.lookOf(&calls[i]))
 			continue
 		}
-		note(&calls[i], calls[i].Granted(s.balance()))
+		note(&calls[i], calls[i].Granted(s.balance()), s.balance().Left())
 	}
 	if len(looks) > 0 {
 		if err := x.run(ctx, looks); err != nil {
@@ -219,7 +220,7 @@ func (l *Limiter) takeOrLook(
 			again = append(again, s.c)
 			continue
 		}
-		note(s.c, v)
+		note(s.c, v, algebra.Left{})
 	}
 	return again, takes, nil
 }
@@ -229,7 +230,7 @@ func (l *Limiter) takeOrLook(
 func (r Result) readOnly() Result {
 	outcomes := slices.Clone(r.Outcomes)
 	for i := range outcomes {
-		outcomes[i].call = nil
+		outcomes[i].call, outcomes[i].took = nil, took{}
 	}
 	r.Outcomes, r.id = outcomes, [16]byte{}
 	return r
@@ -253,7 +254,7 @@ func (r Result) split(requests []Request, of []int) []Result {
 	var rows []*Outcome
 	for i := range r.Outcomes {
 		o := &r.Outcomes[i]
-		if o.call == nil || o.call.Since == 0 { // a shadow that took nothing
+		if o.call == nil || o.took.Since == 0 { // a shadow that took nothing
 			each[of[i]].Outcomes[i-first[of[i]]] = *o
 		} else if o.call.indexes[0] == i {
 			rows = append(rows, o)
@@ -294,36 +295,33 @@ func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met 
 	for k := len(shares) - 1; k > 0; k-- {
 		after[k-1] = after[k] + shares[k].Count
 	}
-	rest := slices.Clone(all.parts)
+	rest := slices.Clone(o.took.parts)
 	for k := range shares {
-		own := &shares[k]
-		own.Owed -= after[k]
-		if all.parts != nil {
-			own.parts, rest = allot(rest, own.Count)
-		}
-		b := algebra.Balance{Exists: true, Value: o.Value + after[k], TS: own.Since,
-			PausedUntil: o.paused, Delay: own.Delay, Moved: own.Moved}
+		own, met := &shares[k], *o
+		met.took.Owed -= after[k]
+		b := algebra.Balance{Exists: true, Value: o.Value + after[k], TS: o.took.Since,
+			PausedUntil: o.paused, Delay: o.took.Delay, Moved: o.took.Moved}
 		v := own.Granted(b)
-		if own.parts != nil {
-			v = own.grantedParts(b)
+		if o.took.parts != nil {
+			met.took.parts, rest = allot(rest, own.Count)
+			v = grantedParts(met.took.parts, b)
 		}
-		met := *o
 		met.Value, met.call = b.Value, own
 		met.RunAt, met.PacedAt, _ = times(&v)
 		yield(own, met)
 	}
 }
 
-// joined sorts calls by row, and joins those that can be given back as one: they took from the same
+// joined sorts takes by row, and joins those that can be given back as one: they took from the same
 // row at the same time, one directly after the other. For a token bucket without OnCredit their
 // order does not matter.
-func joined(calls []call) []call {
-	slices.SortStableFunc(calls, func(a, b call) int {
+func joined(takes []receipt) []receipt {
+	slices.SortStableFunc(takes, func(a, b receipt) int {
 		return cmp.Or(a.Compare(&b.Row), cmp.Compare(a.Owed, b.Owed))
 	})
-	join := calls[:1]
-	for i := range calls[1:] {
-		c := calls[1+i]
+	join := takes[:1]
+	for i := range takes[1:] {
+		c := takes[1+i]
 		last := &join[len(join)-1]
 		if !last.precedes(&c) {
 			join = append(join, c)
@@ -336,7 +334,7 @@ func joined(calls []call) []call {
 }
 
 // precedes reports whether c and next, a later take from the same row, can be given back as one.
-func (c *call) precedes(next *call) bool {
+func (c *receipt) precedes(next *receipt) bool {
 	switch {
 	case c.Compare(&next.Row) != 0 || c.Rule != next.Rule,
 		c.Credit != next.Credit || c.atOnce() != next.atOnce(),

@@ -288,35 +288,36 @@ func refusing(t *testing.T, connect func() error) *Coalesced {
 // up: of one shard if it has enough, else of several whose lines stay level.
 func TestAllot(t *testing.T) {
 	t.Parallel()
-	of := func(capacity float64, row int32, count, owed float64) call {
-		return call{Ask: algebra.Ask{Rule: algebra.Rule{Capacity: capacity}, Count: count}, Row: where.Row{Shard: row}, Left: algebra.Left{Owed: owed}}
+	of := func(capacity float64, row int32, count, owed float64) receipt {
+		return receipt{Left: algebra.Left{Owed: owed}, call: call{
+			Ask: algebra.Ask{Rule: algebra.Rule{Capacity: capacity}, Count: count}, Row: where.Row{Shard: row}}}
 	}
 	type piece struct {
 		shard       int32
 		count, owed float64
 	}
 	for name, tc := range map[string]struct {
-		parts  []call
+		parts  []receipt
 		counts []float64
 		want   [][]piece
 	}{
 		"those that are there, of as few as can be": {
-			[]call{of(2, 1, 2, 0), of(2, 2, 2, 0), of(2, 4, 1, -1)}, []float64{1, 2, 2, 0},
+			[]receipt{of(2, 1, 2, 0), of(2, 2, 2, 0), of(2, 4, 1, -1)}, []float64{1, 2, 2, 0},
 			[][]piece{{{1, 1, -1}}, {{2, 2, 0}}, {{1, 1, 0}, {4, 1, -1}}, {{4, 0, -1}}},
 		},
 		"in one line": {
-			[]call{of(2, 1, 3, 1), of(2, 2, 3, 1)}, []float64{2, 2, 1, 1},
+			[]receipt{of(2, 1, 3, 1), of(2, 2, 3, 1)}, []float64{2, 2, 1, 1},
 			[][]piece{{{1, 2, 0}}, {{2, 2, 0}}, {{1, 1, 1}}, {{2, 1, 1}}},
 		},
 		"more than a share": {
-			[]call{of(1, 1, 2, 2), of(1, 4, 3, 4)}, []float64{0, 1, 1.5, 2.5},
+			[]receipt{of(1, 1, 2, 2), of(1, 4, 3, 4)}, []float64{0, 1, 1.5, 2.5},
 			[][]piece{{{1, 0, 0}}, {{1, 1, 1}}, {{1, 0.75, 1.75}, {4, 0.75, 1.75}}, {{1, 0.25, 2}, {4, 2.25, 4}}},
 		},
 	} {
 		var got [][]piece
 		parts := tc.parts
 		for _, n := range tc.counts {
-			var own []call
+			var own []receipt
 			own, parts = allot(parts, n)
 			var pieces []piece
 			for _, p := range own {
@@ -335,7 +336,7 @@ func TestAllot(t *testing.T) {
 func TestAllotTakesFromShardsWhateverIsRounded(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		parts := make([]call, rapid.IntRange(1, 6).Draw(t, "shards"))
+		parts := make([]receipt, rapid.IntRange(1, 6).Draw(t, "shards"))
 		for k := range parts {
 			p := &parts[k]
 			p.Capacity, p.Shard = 2, int32(k+1)
@@ -349,7 +350,7 @@ func TestAllotTakesFromShardsWhateverIsRounded(t *testing.T) {
 		for rest := total; rest > 0; {
 			n := min(rest, rapid.SampledFrom([]float64{0, 1, 1.1, 3.3, 7}).Draw(t, "n"))
 			rest -= n
-			var own []call
+			var own []receipt
 			own, parts = allot(parts, n)
 			sum := 0.0
 			for _, p := range own {

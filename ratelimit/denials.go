@@ -56,7 +56,7 @@ func (l *Limiter) recall(calls []call) (res Result, ok bool) {
 	}
 	if len(calls) == 1 {
 		if v, ok := l.denials.Answer(&calls[0].Row, &calls[0].Ask, l.cfg.Clock); ok {
-			res = summarize(calls, []algebra.Verdict{v})
+			res = summarize(calls, []algebra.Verdict{v}, nil)
 			res.recalled = true
 			return res, true
 		}

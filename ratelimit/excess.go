@@ -14,9 +14,9 @@ import (
 // excess is charged to the shards that the tokens came from, if they have it, and otherwise to
 // others. One shard would go into debt while others still have tokens, which would be granted on
 // top.
-func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, error) {
-	over := func(c call) bool { return c.Shard != alone && c.used > c.Count }
-	var own []call
+func (l *Limiter) excess(ctx context.Context, x executor, rows []change) ([]change, error) {
+	over := func(c change) bool { return c.Shard != alone && c.used > c.Count }
+	var own []change
 	for _, c := range rows {
 		if over(c) {
 			own = append(own, c)
@@ -29,7 +29,7 @@ func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, 
 	if len(short) == 0 || err != nil {
 		return rows, err
 	}
-	var limits, all []call
+	var limits, all []change
 	beyond := map[where.Place]float64{}
 	for _, c := range rows {
 		if over(c) && short[c.Place] {
@@ -41,7 +41,7 @@ func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, 
 		}
 		all = append(all, c)
 	}
-	seen, err := l.see(ctx, x, limits)
+	seen, err := l.see(ctx, x, callsOf(limits))
 	if err != nil {
 		return nil, err
 	}
@@ -64,18 +64,19 @@ func (l *Limiter) excess(ctx context.Context, x executor, rows []call) ([]call, 
 			all = append(all, r)
 		}
 	}
-	sortCalls(all)
+	sortChanges(all)
 	return all, nil
 }
 
-// short looks at the rows of calls that have used more than they took, and returns the limits of
-// those that do not have the rest.
+// short looks at the rows of which more was used than taken, and returns the limits of those that
+// do not have the rest.
 func (l *Limiter) short(
-	ctx context.Context, x executor, own []call,
+	ctx context.Context, x executor, own []change,
 ) (map[where.Place]bool, error) {
-	looks := forEach(own, l.lookOf)
+	calls := callsOf(own)
+	looks := forEach(calls, l.lookOf)
 	if err := x.run(ctx, looks); err != nil {
-		return nil, explain(ctx, err, "look at", own)
+		return nil, explain(ctx, err, "look at", calls)
 	}
 	short, charged := map[where.Place]bool{}, map[where.Row]float64{}
 	for i, s := range looks {

@@ -41,17 +41,16 @@ func Foretell(now time.Time, state func(limit, key string) State, requests ...Re
 		for i := range calls {
 			verdicts[i] = calls[i].Decide(balances[calls[i].Place], at)
 		}
-		ok := algebra.AllOrNone(verdicts)
+		if !algebra.AllOrNone(verdicts) {
+			return summarize(calls, verdicts, nil), nil
+		}
+		all := make([]took, len(calls))
 		for i := range calls {
-			if c := &calls[i]; ok {
-				c.Left = verdicts[i].After.Left()
-				leave(c, c.state(verdicts[i].After))
-			}
+			all[i].Left = verdicts[i].After.Left()
+			leave(&calls[i], calls[i].state(verdicts[i].After))
 		}
-		res := summarize(calls, verdicts)
-		if ok {
-			res.id = newID(res.At.UnixMicro())
-		}
+		res := summarize(calls, verdicts, all)
+		res.id = newID(res.At.UnixMicro())
 		return res, nil
 	})
 	return res, states, err
@@ -69,7 +68,7 @@ func (r Reservation) Receipts(used ...Request) (receipts.Reservation, error) {
 	}
 	takes := make([]receipts.Take, len(r.Takes))
 	for i := range takes {
-		c := r.Takes[i].call()
+		c := r.Takes[i].receipt()
 		takes[i] = receipts.Take{
 			Place: c.Place, Rule: c.Rule, Used: counts[i], AtOnce: c.atOnce(),
 			Receipt: algebra.Receipt{Count: c.Count, Left: c.Left},

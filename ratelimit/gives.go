@@ -31,7 +31,7 @@ type gives struct {
 }
 
 type give struct {
-	call
+	receipt
 	until time.Time // until then it is tried
 }
 
@@ -74,13 +74,13 @@ func (g *gives) run(at where.Row) {
 		g.mu.Unlock()
 		last := some[n-1].until
 		wanted := func() bool { return !g.c.ended.Load() && time.Now().Before(last) }
-		calls := make([]call, n)
+		rows := make([]receipt, n)
 		for i := range some {
-			calls[i] = some[i].call
+			rows[i] = some[i].receipt
 		}
-		calls = joined(calls)
+		back := joined(rows)
 		err := g.c.single(tries, wanted, func(ctx context.Context, x executor) error {
-			return g.c.l.returns(ctx, x, "give back", calls, g.c.l.undoOf)
+			return g.c.l.giveBack(ctx, x, back)
 		})
 		if err == nil || errors.Is(err, ErrOutcomeUnknown) || !wanted() {
 			some, tries = nil, -1

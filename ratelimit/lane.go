@@ -28,11 +28,13 @@ type waiter struct {
 	err      error
 	res      *Result // the answer of a call that was decided alone
 	verdicts []algebra.Verdict
+	took     []took
 
 	trips, together int // how many trips it took, and how many calls were decided together
 
 	oneRow     [1]*standing
 	oneVerdict [1]algebra.Verdict
+	oneTook    [1]took
 }
 
 const (
@@ -99,11 +101,12 @@ func (w *waiter) leave() int32 {
 // room makes room for the verdicts.
 func (w *waiter) room() {
 	if len(w.calls) == 1 {
-		w.rows, w.verdicts = w.oneRow[:], w.oneVerdict[:]
+		w.oneTook[0] = took{}
+		w.rows, w.verdicts, w.took = w.oneRow[:], w.oneVerdict[:], w.oneTook[:]
 		return
 	}
 	n := len(w.calls)
-	w.rows, w.verdicts = make([]*standing, n), make([]algebra.Verdict, n)
+	w.rows, w.verdicts, w.took = make([]*standing, n), make([]algebra.Verdict, n), make([]took, n)
 }
 
 func (w *waiter) result(ctx context.Context) (Result, error) {
@@ -113,7 +116,7 @@ func (w *waiter) result(ctx context.Context) (Result, error) {
 	case w.res != nil:
 		return *w.res, nil
 	}
-	res := summarize(w.calls, w.verdicts)
+	res := summarize(w.calls, w.verdicts, w.took)
 	if res.OK {
 		res.id = newID(res.At.UnixMicro())
 	}

@@ -28,11 +28,11 @@ func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 	limit := min(now+int64(late), b.sent+int64(kept+late)) - now
 	ctx, cancel := context.WithTimeout(ctx, max(0, time.Duration(limit)))
 	defer cancel()
-	c := b.c
+	c := change{receipt: b.c}
 	err := s.l.overPool(ctx, s.a.pool, false, nil, func(_ context.Context, x executor) error {
 		give := func(n float64) error {
 			c.used = c.Count - n
-			_, err := s.l.onRows(ctx, x, []call{c}, func(c *call) *statement {
+			_, err := s.l.onRows(ctx, x, []change{c}, func(c *change) *statement {
 				return s.l.giveOf(c, c.used, true)
 			}, s.l.followed)
 			return err
@@ -41,7 +41,7 @@ func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 			return err
 		}
 		if rest := most - n; rest > 0 {
-			look := s.l.lookOf(&c)
+			look := s.l.lookOf(&c.call)
 			if err := x.run(ctx, []*statement{look}); err != nil {
 				return err
 			}

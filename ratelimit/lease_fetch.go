@@ -348,13 +348,14 @@ func (s *Lease) arrive(f *flight, res Result, sent, now int64) {
 
 // blocks returns one block for each row that a granted call took from.
 func (s *Lease) blocks(res Result, sent int64) []*block {
-	c := *res.Outcomes[0].call
-	if c.parts == nil {
-		return []*block{newBlock(c, -c.Owed, res.At.UnixMicro(), sent)}
-	}
-	blocks := make([]*block, len(c.parts))
-	for k, p := range c.parts {
-		blocks[k] = newBlock(p, p.after.Value, p.after.TS, sent)
+	rows := res.Outcomes[0].receipts()
+	blocks := make([]*block, len(rows))
+	for k, r := range rows {
+		value, at := r.after.Value, r.after.TS
+		if !r.after.Exists { // the only row
+			value, at = -r.Owed, res.At.UnixMicro()
+		}
+		blocks[k] = newBlock(r, value, at, sent)
 	}
 	return blocks
 }

@@ -17,7 +17,7 @@ const (
 
 // block is what this process holds of a take from one row.
 type block struct {
-	c     call    // the take: c.Count tokens
+	c     receipt // the take: c.Count tokens
 	value float64 // the balance that the take left in the row
 	at    int64   // the row's time then, in microseconds
 	sent  int64   // the lease's clock before the take was sent
@@ -31,7 +31,7 @@ type block struct {
 	until       int64
 }
 
-func newBlock(c call, value float64, at, sent int64) *block {
+func newBlock(c receipt, value float64, at, sent int64) *block {
 	b := &block{c: c, value: value, at: at, sent: sent, left: c.Count}
 	b.renew(sent)
 	return b

@@ -150,7 +150,7 @@ func leasedHistory(t *rapid.T, skew int64) {
 			sent := m.now + ahead - 1000 - rapid.Int64Range(0, 50_000_000).Draw(t, "under way")
 			n := capacity * share("of the capacity")
 			if left, ok := m.take(n, node()); ok {
-				c := call{Ask: algebra.Ask{Rule: m.a, Count: n}}
+				c := receipt{call: call{Ask: algebra.Ask{Rule: m.a, Count: n}}}
 				m.hands = append(m.hands, &holding{block: newBlock(c, left.Value, left.TS, sent), ahead: ahead})
 				m.say("takes %v, leaves %v", n, left.Value)
 			}
@@ -249,7 +249,7 @@ func TestTokensInHandSpoilAsTheyWouldHaveOverflowed(t *testing.T) {
 	} {
 		// As it is looked at for the first time, and as it is looked at all the time.
 		for _, looks := range []time.Duration{0, 1, 7} {
-			b := newBlock(call{Ask: algebra.Ask{Rule: tc.rule, Count: tc.took}}, tc.left, noon, 0)
+			b := newBlock(receipt{call: call{Ask: algebra.Ask{Rule: tc.rule, Count: tc.took}}}, tc.left, noon, 0)
 			used := 0.0
 			for i := range looks {
 				b.spoil(at(tc.after*(i+1)/looks), &used)

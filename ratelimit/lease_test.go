@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/weir-go/weir/internal/limits/algebra"
 )
 
 // aPool is a pool that connects to nothing: who asks it for a connection fails.
@@ -38,8 +40,8 @@ func aLease(t testing.TB, cfg Config, request Request) *Lease {
 
 // fill puts n tokens into the hand that have left the row at value.
 func (s *Lease) fill(n, value float64) {
-	c := s.calls[0]
-	c.Count, c.Owed = n, -value
+	c := receipt{call: s.calls[0], Left: algebra.Left{Owed: -value}}
+	c.Count = n
 	b := newBlock(c, value, time.Now().UnixMicro(), s.before())
 	s.hand = append(s.hand, b)
 	s.sweep(s.now())
@@ -126,8 +128,9 @@ func TestWhatRollsBackAfterCloseIsNotHandedOut(t *testing.T) {
 // arrives is an answer to the fetch that is under way, of count tokens: they left the row at value.
 func (s *Lease) arrives(f *flight, count, value float64) {
 	c := s.calls[0]
-	c.Count, c.Owed = count, -value
-	s.arrive(f, Result{OK: true, At: time.Now(), Outcomes: []Outcome{{call: &c}}}, s.before(), s.now())
+	c.Count = count
+	took := took{Left: algebra.Left{Owed: -value}}
+	s.arrive(f, Result{OK: true, At: time.Now(), Outcomes: []Outcome{{call: &c, took: took}}}, s.before(), s.now())
 }
 
 // Who waits is served in the order of arrival, also if what there is would be enough for those who

@@ -53,9 +53,6 @@ func (l *Limiter) look(
 		looks = l.looksAtShards(calls)
 		trip, exact, anew = looks, false, first && !restarted
 	}
-	for i := range calls {
-		calls[i].forget()
-	}
 	seen, err = l.grown(ctx, x, looks, calls, len(takes) > 0 && !restarted)
 	return seen, restarted, err
 }

@@ -62,6 +62,7 @@ package ratelimit
 //
 // Reservations:
 //
+//	receipt.go       what a call has taken, row by row, and what giving back or settling does there
 //	reservation.go   Reservation: what a call took, for settling; when its work may run, until when
 //	                 and under which key it is settled; its JSON
 //	settle.go        Settle, Release and Renew: once, and in the caller's transaction

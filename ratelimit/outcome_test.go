@@ -31,7 +31,7 @@ func TestResultIsOfTheLimitWhoseTokensComeLast(t *testing.T) {
 		for i := range tc.verdicts {
 			tc.verdicts[i].At = clock[i]
 		}
-		r := summarize(calls, tc.verdicts)
+		r := summarize(calls, tc.verdicts, nil)
 		if r.OK != tc.ok || !r.RunAt.Equal(tc.runAt) || !r.RetryAt.Equal(tc.retryAt) ||
 			!r.At.Equal(at(5*time.Microsecond)) {
 			t.Errorf("%s: %+v", tc.name, r)
@@ -53,12 +53,12 @@ func TestOutcomesAreInTheOrderOfTheRequests(t *testing.T) {
 	t.Parallel()
 	requests := []Request{pears.For("x"), apples.For("x"), pears.For("x"), apples.Global()}
 	calls := resolved(t, requests...)
-	verdicts := make([]algebra.Verdict, len(calls))
+	verdicts, all := make([]algebra.Verdict, len(calls)), make([]took, len(calls))
 	for i := range calls {
-		calls[i].Since = 1
+		all[i].Since = 1
 		verdicts[i] = algebra.Verdict{OK: true, After: algebra.Balance{Value: float64(i)}}
 	}
-	r := summarize(calls, verdicts)
+	r := summarize(calls, verdicts, all)
 	var values []float64
 	for i, o := range r.Outcomes {
 		if o.Limit != requests[i].def.name || o.Key != requests[i].key || o.Period != time.Minute || !o.OK {
@@ -71,7 +71,7 @@ func TestOutcomesAreInTheOrderOfTheRequests(t *testing.T) {
 	}
 	// What is to be given back is each row once, in the order in which it was locked.
 	taken, err := r.taken()
-	if err != nil || !slices.EqualFunc(taken, calls, func(a, b call) bool {
+	if err != nil || !slices.EqualFunc(taken, calls, func(a receipt, b call) bool {
 		return a.Row == b.Row && a.Count == b.Count
 	}) {
 		t.Errorf("%+v (%v), want %+v", taken, err, calls)
@@ -86,7 +86,7 @@ func TestOutcomesTellTheRuleThatDecided(t *testing.T) {
 	window := MustDefine("window", FixedWindow{Rate: 3, Period: time.Minute, Capacity: Tokens(5), Start: start})
 	plan := TokenBucket{Rate: 7, Period: time.Second, Capacity: Tokens(9)}
 	calls := resolved(t, window.For("x"), apples.For("x").Rule(plan))
-	r := summarize(calls, []algebra.Verdict{{OK: true, At: noon}, {OK: true, At: noon}})
+	r := summarize(calls, []algebra.Verdict{{OK: true, At: noon}, {OK: true, At: noon}}, nil)
 	for _, o := range r.Outcomes {
 		want := Outcome{Capacity: 9, Rate: 7, Period: time.Second}
 		if o.Limit == "window" {

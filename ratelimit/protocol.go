@@ -61,7 +61,6 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call) (Resu
 		}
 		takes := forEach(calls, l.takeOf)
 		failed := x.run(ctx, takes)
-		stamp(takes)
 		if failed != nil {
 			if x.stepwise {
 				l.undo(ctx, x, takes)
@@ -170,24 +169,6 @@ var errUndecided = errors.New(
 	"ratelimit: TAKE and LOOK disagree: is the database's clock being set back?",
 )
 
-// stamp records in each call what its take left in the row. A call with such a record can be given
-// back.
-func stamp(takes []*statement) {
-	for _, s := range takes {
-		if s.found {
-			b := s.balance()
-			s.c.stamp(b)
-		} else {
-			s.c.forget()
-		}
-	}
-}
-
-// forget records that nothing is taken.
-func (c *call) forget() {
-	c.Left, c.parts = algebra.Left{}, nil
-}
-
 // undo gives back what was taken for a call whose context ended between two statements, because the
 // transaction may go on. If the transaction has failed, undo fails too, and changes nothing.
 func (l *Limiter) undo(ctx context.Context, x executor, takes []*statement) {
@@ -204,7 +185,8 @@ func (l *Limiter) gives(takes []*statement) []*statement {
 	var gives []*statement
 	for _, s := range takes {
 		if s.found {
-			gives = append(gives, l.giveOf(s.c, 0, s.c.atOnce() && !s.c.Credit))
+			c := &change{receipt: s.c.receipt(s.balance())}
+			gives = append(gives, l.giveOf(c, 0, c.atOnce() && !c.Credit))
 		}
 	}
 	return gives
@@ -215,17 +197,19 @@ const few = 2
 // granted returns the Result if all takes answered with a row.
 func granted(takes []*statement, calls []call) (Result, bool) {
 	var fewVerdicts [few]algebra.Verdict // room on the stack, enough for most calls
-	verdicts := fewVerdicts[:0]
+	var fewTook [few]took
+	verdicts, all := fewVerdicts[:0], fewTook[:0]
 	if len(takes) > few {
-		verdicts = make([]algebra.Verdict, 0, len(takes))
+		verdicts, all = make([]algebra.Verdict, 0, len(takes)), make([]took, 0, len(takes))
 	}
 	for i := range takes {
 		if !takes[i].found {
 			return Result{}, false
 		}
-		verdicts = append(verdicts, calls[i].Granted(takes[i].balance()))
+		b := takes[i].balance()
+		verdicts, all = append(verdicts, calls[i].Granted(b)), append(all, took{Left: b.Left()})
 	}
-	res := summarize(calls, verdicts)
+	res := summarize(calls, verdicts, all)
 	res.id = newID(res.At.UnixMicro())
 	return res, true
 }
@@ -314,7 +298,7 @@ func (l *Limiter) judged(calls []call, verdicts []algebra.Verdict) Result {
 	for i := range calls {
 		l.noted(&calls[i], &verdicts[i])
 	}
-	return summarize(calls, verdicts)
+	return summarize(calls, verdicts, nil)
 }
 
 // sharded reports whether one of the calls is for a limit that should have shards, or is known to

@@ -130,8 +130,7 @@ func (r Request) Rule(rule Rule) Request { r.rule = rule; return r }
 type call struct {
 	algebra.Ask
 	where.Row
-	algebra.Left       // once granted
-	indexes      []int // the positions of the requests that were merged into it
+	indexes []int // the positions of the requests that were merged into it
 
 	args *ruleArgs // the algebra as arguments; nil if they were not made yet
 
@@ -142,28 +141,8 @@ type call struct {
 	settle  int64  // how many microseconds after it may run it can be settled; 0: settleWithin
 	watched uint64 // denials.changes + 1 when denials.watch saw the call, or 0
 
-	shards int             // how many the limit should have; 0 for a call for a single row
-	parts  []call          // once granted by shards: what was taken from each
-	after  algebra.Balance // the row as the take left it; set only in parts. Or a closed row
-	used   float64         // how much of the count was used, when it is settled
-	line   float64         // of a closed row: by how many tokens its line moves up
+	shards int // how many the limit should have; 0 for a call for a single row
 }
-
-// stamp records what the take left in the row: what giving back and settling need later.
-func (c *call) stamp(b algebra.Balance) {
-	c.Left, c.after = b.Left(), b
-}
-
-// took returns one call for each row that was taken from.
-func (c *call) took() []call {
-	if c.parts != nil {
-		return c.parts
-	}
-	return []call{*c}
-}
-
-// atOnce reports whether the work could run at once, without waiting for debts of earlier callers.
-func (c *call) atOnce() bool { return c.Owed-c.Credited() <= 0 }
 
 func errNoLimit() error {
 	return &InvalidError{Field: "limit", Value: plain("the zero Limit"),

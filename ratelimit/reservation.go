@@ -46,23 +46,22 @@ type Take struct {
 // that took nothing, because it is a denial, a check or the zero Result, has the zero Reservation,
 // which [Limiter.Settle] refuses.
 func (r Result) Reservation() Reservation {
-	calls, err := r.taken()
-	if calls, _ = apart(calls); err != nil || len(calls) == 0 {
+	rows, err := r.taken()
+	if rows = enforced(rows); err != nil || len(rows) == 0 {
 		return Reservation{}
 	}
-	res := Reservation{ID: r.id, Takes: make([]Take, len(calls))}
-	for i := range calls {
-		res.Takes[i] = calls[i].receipt()
+	res := Reservation{ID: r.id, Takes: make([]Take, len(rows))}
+	for i := range rows {
+		res.Takes[i] = rows[i].takeOf()
 	}
 	return res
 }
 
-// receipt returns the Take of a row.
-func (c *call) receipt() Take {
-	rule := c.Rule
+// takeOf returns the Take of a row.
+func (r *receipt) takeOf() Take {
+	rule := r.Rule
 	rule.Phased, rule.Debt = false, 0 // settling needs neither, and JSON keeps neither
-	return Take{c.Name, c.Key, c.Count, rule, c.Shard, c.Left, c.Credit,
-		c.ruled, c.settle}
+	return Take{r.Name, r.Key, r.Count, rule, r.Shard, r.Left, r.Credit, r.ruled, r.settle}
 }
 
 // Again returns a reservation with the same takes and a new id, for another attempt at the same
@@ -75,12 +74,12 @@ func (r Reservation) Again() Reservation {
 	return again
 }
 
-// call returns the call that the take was made with.
-func (t *Take) call() call {
-	return call{
+// receipt returns what the take was made from.
+func (t *Take) receipt() receipt {
+	return receipt{Left: t.left, call: call{
 		Ask: algebra.Ask{Rule: t.rule, Count: t.Count, Ahead: algebra.Ahead{Credit: t.credit}},
-		Row: where.Of(t.Limit, t.Key, t.row), ruled: t.ruled, settle: t.settle, Left: t.left,
-	}
+		Row: where.Of(t.Limit, t.Key, t.row), ruled: t.ruled, settle: t.settle,
+	}}
 }
 
 // RunAt returns when reserved work may run, given the current state of its balance, which

@@ -110,10 +110,11 @@ func TestOnlyAGrantHasAReservation(t *testing.T) {
 		}
 	}
 	calls := resolved(t, apples.For("x").Count(2), pears.For("x"))
-	for i := range calls {
-		calls[i].Since = noon
+	all := make([]took, 2)
+	for i := range all {
+		all[i].Since = noon
 	}
-	r := summarize(calls, make([]algebra.Verdict, 2))
+	r := summarize(calls, make([]algebra.Verdict, 2), all)
 	r.OK, r.id = true, newID(noon)
 	res := r.Reservation()
 	if res.check() != nil || len(res.Takes) != 2 || !reflect.DeepEqual(res, r.Reservation()) {
@@ -260,8 +261,8 @@ func FuzzReservation(f *testing.F) {
 		}
 		_ = l.settleOf(&r)
 		for i, take := range r.Takes {
-			c := take.call()
-			_, _, _ = l.undoOf(&c), l.giveOf(&c, n, true), l.chargeOf(&c, n)
+			c := change{receipt: take.receipt()}
+			_, _, _ = l.undoOf(&c), l.giveOf(&c, n, true), l.chargeOf(&c.call, n)
 			early, _ := take.RunAt(State{})
 			if early.Before(fromMicro(take.left.Since)) {
 				t.Fatalf("%s: take %d runs at %v, before it was granted", first, i, early)

@@ -71,7 +71,7 @@ func (l *Limiter) reshard(ctx context.Context, x executor, c *call, n int, force
 	// shards may have locked it, and goes on to the head and the shards.
 	single := c.of(shard.Single, 0)
 	single.Count = 0
-	first := l.giveOf(&single, 0, false)
+	first := l.giveOf(&change{receipt: receipt{call: single}}, 0, false)
 	if err := x.run(ctx, []*statement{first, head}); err != nil {
 		return err
 	}

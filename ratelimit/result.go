@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"encoding/binary"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -85,6 +84,7 @@ type Outcome struct {
 
 	paused int64 // the end of the pause, or algebra.Open; a Lease needs it
 	call   *call // for GiveBack and Reservation
+	took   took
 }
 
 // Err returns nil if the call was granted, a [*DeniedError] if it was denied, and [ErrNoDecision]
@@ -136,14 +136,19 @@ func (r *Result) put(c *call, o Outcome) {
 	}
 }
 
-// summarize makes the Result of a call over several rows: verdicts[i] is for calls[i].
-func summarize(calls []call, verdicts []algebra.Verdict) Result {
+// summarize makes the Result of a call over several rows: verdicts[i] is for calls[i], and all[i]
+// is what it took. If all is nil, nothing was taken.
+func summarize(calls []call, verdicts []algebra.Verdict, all []took) Result {
 	res := Result{OK: true, Outcomes: make([]Outcome, requestsOf(calls))}
 	var latest int64
 	for i := range calls {
 		v := &verdicts[i]
 		latest, res.OK = max(latest, v.At), res.OK && v.OK
-		res.put(&calls[i], calls[i].outcome(v))
+		o := calls[i].outcome(v)
+		if all != nil {
+			o.took = all[i]
+		}
+		res.put(&calls[i], o)
 	}
 	res.At = fromMicro(latest)
 	for i := range calls {
@@ -203,11 +208,16 @@ func withHome(id uuid.UUID, home int) uuid.UUID {
 
 // idOf returns an id for what calls have taken. On Citus, if a limit without keys has shards, it is
 // chosen so that the reservation is settled on the node of the first shard.
-func (l *Limiter) idOf(calls []call, now int64) uuid.UUID {
+func (l *Limiter) idOf(calls []call, all []took, now int64) uuid.UUID {
 	id := newID(now)
-	i := slices.IndexFunc(calls, func(c call) bool { return c.Key == "" && len(c.parts) > 0 })
-	if l.cfg.Citus && i >= 0 {
-		if nr, ok := shard.HomeOf(calls[i].Name, calls[i].parts[0].Shard); ok {
+	if !l.cfg.Citus {
+		return id
+	}
+	for i := range calls {
+		if calls[i].Key != "" || len(all[i].parts) == 0 {
+			continue
+		}
+		if nr, ok := shard.HomeOf(calls[i].Name, all[i].parts[0].Shard); ok {
 			return withHome(id, nr)
 		}
 	}

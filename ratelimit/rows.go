@@ -185,17 +185,18 @@ func (c *call) shardsOf(layout shard.Layout) []call {
 // run the statements for those. What is to be changed for a closed row takes two trips, and must
 // not be changed twice, so onRows needs a transaction.
 func (l *Limiter) onRows(
-	ctx context.Context, x executor, rows []call, of func(*call) *statement,
-	follow func(ctx context.Context, x executor, closed []call) ([]call, error),
+	ctx context.Context, x executor, rows []change, of func(*change) *statement,
+	follow func(ctx context.Context, x executor, closed []change) ([]change, error),
 ) (done []*statement, err error) {
 	if x.single {
 		return nil, errUndecided
 	}
 	for range mostMoves {
 		var trip []*statement
+		var sent []*change // which each statement makes
 		for i := range rows {
 			if s := of(&rows[i]); s != nil {
-				trip = append(trip, s)
+				trip, sent = append(trip, s), append(sent, &rows[i])
 			}
 		}
 		if len(trip) == 0 {
@@ -204,10 +205,10 @@ func (l *Limiter) onRows(
 		if err := x.change(ctx, trip); err != nil {
 			return nil, err
 		}
-		var left []call // closed rows
-		for _, s := range trip {
-			if s.closed() && s.c.line == 0 {
-				c := *s.c
+		var left []change // of closed rows
+		for i, s := range trip {
+			if s.closed() && sent[i].line == 0 {
+				c := *sent[i]
 				c.after = s.balance()
 				left = append(left, c)
 			} else {
@@ -221,16 +222,16 @@ func (l *Limiter) onRows(
 		if rows, err = follow(ctx, x, left); err != nil {
 			return nil, err
 		}
-		sortCalls(rows)
+		sortChanges(rows)
 	}
 	return nil, errMoving
 }
 
 // returns runs the statements that of makes for rows, which may have more tokens then.
-func (l *Limiter) returns(ctx context.Context, x executor, verb string, rows []call,
-	of func(*call) *statement) error {
+func (l *Limiter) returns(ctx context.Context, x executor, verb string, rows []change,
+	of func(*change) *statement) error {
 	done, err := l.onRows(ctx, x, rows, of, l.followed)
-	return l.changed(ctx, x, verb, rows, done, err)
+	return l.changed(ctx, x, verb, callsOf(rows), done, err)
 }
 
 // changed ends a verb that has changed rows of the calls.
@@ -257,14 +258,14 @@ func (l *Limiter) learn(x executor, done []*statement, calls []call) {
 // followed returns the rows that have the tokens of closed rows now, which are sorted, and the
 // closed rows once more if their lines move. If the limit was pruned because it was full, it is its
 // row without shards that has them.
-func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call, error) {
-	limits := slices.CompactFunc(slices.Clone(left),
+func (l *Limiter) followed(ctx context.Context, x executor, left []change) ([]change, error) {
+	limits := slices.CompactFunc(callsOf(left),
 		func(a, b call) bool { return a.Place == b.Place })
 	seen, err := l.see(ctx, x, limits)
 	if err != nil {
 		return nil, err
 	}
-	var rows []call
+	var rows []change
 	i := 0
 	for k := range left {
 		c := &left[k]
@@ -290,14 +291,14 @@ func (l *Limiter) followed(ctx context.Context, x executor, left []call) ([]call
 }
 
 // unused returns how much c gives back if its row is as b.
-func (c *call) unused(b algebra.Balance, now int64) float64 {
+func (c *change) unused(b algebra.Balance, now int64) float64 {
 	return c.Unused(b, algebra.Receipt{Count: c.Count, Left: c.Left}, now) - c.used
 }
 
 // back returns what c, a take from a shard of a former layout, gives back to the shards of the
 // present one. The shards that overlap with the old one may be full by now, with tokens of others.
 // So back gives to the shards with the fewest tokens.
-func (c *call) back(w *spread.Whole) []call {
+func (c *change) back(w *spread.Whole) []change {
 	n := c.Count - c.used
 	switch {
 	case n <= 0:
@@ -311,7 +312,7 @@ func (c *call) back(w *spread.Whole) []call {
 	for i := range there {
 		there[i] = spread.Part{Shard: i, Count: -of.At(w.Rows[i], w.At).Value, Most: math.Inf(1)}
 	}
-	var all []call
+	var all []change
 	for _, p := range spread.Level(there, n) {
 		r := of.partly(p.Count / n)
 		r.Shard = w.Row(p.Shard)
@@ -323,7 +324,7 @@ func (c *call) back(w *spread.Whole) []call {
 // backAhead is back for a take that was reserved in a window. It gives to the shards that overlap
 // with the old one, and so have its debt. How much comes back depends on the line of the old shard,
 // which is that of its closed row: the new ones may be made of several lines.
-func (c *call) backAhead(w *spread.Whole) (all []call) {
+func (c *change) backAhead(w *spread.Whole) (all []change) {
 	from, i := shard.Address(c.Shard)
 	of := c.resized(from, w.Layout)
 	// given back as to a bucket, which reckons nothing; Owed still says whether c has waited

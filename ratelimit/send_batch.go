@@ -185,7 +185,6 @@ func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (R
 	whole.Queue(commitSQL)
 	s.trip()
 	failed, err := s.readAll(conn.SendBatch(ctx, whole), takes, fns, mark)
-	stamp(takes)
 	if err == nil {
 		if len(calls) == 0 {
 			return Result{OK: true}, nil
@@ -248,9 +247,6 @@ func (s *sending) failed(
 	ctx context.Context, conn *pgx.Conn, take *statement, err error, calls []call,
 ) (Result, error) {
 	s.answers = nil
-	for i := range calls {
-		calls[i].forget()
-	}
 	var unbuilt pgx.ErrPreprocessingBatch
 	switch {
 	case isConflict(err):

@@ -3,8 +3,6 @@ package ratelimit
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -72,12 +70,12 @@ func (l *Limiter) Renew(ctx context.Context, tx pgx.Tx, reservations ...*Reserva
 func (l *Limiter) settle(
 	ctx context.Context, x executor, r *Reservation, used []float64,
 ) (bool, error) {
-	return l.once(ctx, x, r, used, func(c *call) *statement {
+	return l.once(ctx, x, r, used, func(c *change) *statement {
 		switch {
 		case c.used < c.Count:
 			return l.giveOf(c, c.used, true)
 		case c.used > c.Count:
-			return l.chargeOf(c, c.used-c.Count)
+			return l.chargeOf(&c.call, c.used-c.Count)
 		}
 		return nil
 	})
@@ -146,55 +144,53 @@ func (r *Reservation) places() string {
 // once settles a reservation, unless that was done before. It then runs the statements that of
 // makes, in the order of the rows.
 func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, used []float64,
-	of func(*call) *statement) (bool, error) {
-	calls := make([]call, len(r.Takes))
-	for i := range calls {
-		calls[i] = r.Takes[i].call()
-		calls[i].used = used[i]
+	of func(*change) *statement) (bool, error) {
+	rows := make([]change, len(r.Takes))
+	for i := range rows {
+		rows[i] = change{receipt: r.Takes[i].receipt(), used: used[i]}
 	}
-	sortCalls(calls)
+	sortChanges(rows)
 	first := l.settleOf(r)
 	// so that InTx queues for the row before the transaction has a snapshot
-	first.c, first.writes = &calls[0], true
+	first.c, first.writes = &rows[0].call, true
 	if err := x.run(ctx, []*statement{first}); err != nil {
-		return false, explain(ctx, err, "settle", calls)
+		return false, explain(ctx, err, "settle", callsOf(rows))
 	}
 	if !first.found {
 		return false, nil
 	}
 	// otherwise the reservation could count as settled with nothing given back or charged
 	x.ends = true
-	calls, err := l.excess(ctx, x, calls)
+	rows, err := l.excess(ctx, x, rows)
 	if err != nil {
 		return false, err
 	}
-	if err := l.returns(ctx, x, "settle", calls, of); err != nil {
+	if err := l.returns(ctx, x, "settle", rows, of); err != nil {
 		return false, err
 	}
 	return true, nil
 }
 
 func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reservation) error {
-	rows := map[where.Row]call{} // with the sum of what was taken from each
+	sums := map[where.Row]call{} // with the sum of what was taken from each
 	for _, r := range reservations {
 		if err := r.check(); err != nil {
 			return err
 		}
 		for i := range r.Takes {
-			add(rows, r.Takes[i].call())
+			add(sums, r.Takes[i].receipt().call)
 		}
 	}
-	if len(rows) == 0 {
+	if len(sums) == 0 {
 		return nil
 	}
-	calls := slices.Collect(maps.Values(rows))
-	sortCalls(calls)
-	done, err := l.onRows(ctx, x, calls,
-		func(c *call) *statement { return l.chargeOf(c, c.Count) },
-		func(ctx context.Context, x executor, closed []call) ([]call, error) {
+	rows := charges(sums)
+	done, err := l.onRows(ctx, x, rows,
+		func(c *change) *statement { return l.chargeOf(&c.call, c.Count) },
+		func(ctx context.Context, x executor, closed []change) ([]change, error) {
 			return l.moved(ctx, x, reservations, closed)
 		})
-	if err := l.changed(ctx, x, "charge anew", calls, done, err); err != nil {
+	if err := l.changed(ctx, x, "charge anew", callsOf(rows), done, err); err != nil {
 		return err
 	}
 	after, charged := map[where.Row]algebra.Balance{}, map[where.Row]float64{}
@@ -221,20 +217,29 @@ func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reserva
 }
 
 // add adds what c took from its row to what others took from it. The rule is that of the first.
-func add(rows map[where.Row]call, c call) {
-	if first, ok := rows[c.Row]; ok {
+func add(sums map[where.Row]call, c call) {
+	if first, ok := sums[c.Row]; ok {
 		first.Count += c.Count
 		c = first
 	}
-	rows[c.Row] = c
+	sums[c.Row] = c
+}
+
+// charges returns the changes that charge such sums.
+func charges(sums map[where.Row]call) (rows []change) {
+	for _, c := range sums {
+		rows = append(rows, change{receipt: receipt{call: c}})
+	}
+	sortChanges(rows)
+	return rows
 }
 
 // moved replaces takes from closed rows with takes from the rows that have their tokens now, and
 // returns what to charge to those.
 func (l *Limiter) moved(
-	ctx context.Context, x executor, reservations []*Reservation, left []call,
-) ([]call, error) {
-	seen, err := l.see(ctx, x, left)
+	ctx context.Context, x executor, reservations []*Reservation, left []change,
+) ([]change, error) {
+	seen, err := l.see(ctx, x, callsOf(left))
 	if err != nil {
 		return nil, err
 	}
@@ -242,22 +247,22 @@ func (l *Limiter) moved(
 	for i, w := range seen {
 		layouts[left[i].Row] = w.Layout
 	}
-	rows := map[where.Row]call{}
+	sums := map[where.Row]call{}
 	for _, r := range reservations {
 		var takes []Take
 		for _, t := range r.Takes {
-			c := t.call()
+			c := change{receipt: t.receipt()}
 			to, ok := layouts[c.Row]
 			if !ok {
 				takes = append(takes, t)
 				continue
 			}
 			for _, n := range c.follow(to) {
-				takes = append(takes, n.receipt())
-				add(rows, n)
+				takes = append(takes, n.takeOf())
+				add(sums, n.call)
 			}
 		}
 		r.Takes = takes
 	}
-	return slices.Collect(maps.Values(rows)), nil
+	return charges(sums), nil
 }

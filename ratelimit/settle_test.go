@@ -17,7 +17,6 @@ import (
 func reservationOf(calls ...call) Reservation {
 	r := Reservation{ID: newID(noon)}
 	for _, c := range calls {
-		c.Since, c.Owed = noon, -1
 		r.Takes = append(r.Takes, Take{Limit: c.Name, Key: c.Key, Count: c.Count, rule: c.Rule, left: algebra.Left{Since: noon, Owed: -1}})
 	}
 	return r

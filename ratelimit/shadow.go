@@ -36,6 +36,14 @@ func apart(calls []call) (enforced, shadows []call) {
 	return calls[:i:i], calls[i:]
 }
 
+// enforced returns rows without those of shadows, which come last.
+func enforced(rows []receipt) []receipt {
+	if i := slices.IndexFunc(rows, func(r receipt) bool { return r.shadow }); i >= 0 {
+		return rows[:i:i]
+	}
+	return rows
+}
+
 // beside decides calls with decide: the enforced ones together, and then each shadow by itself.
 // With harmless, an error of a shadow is dropped instead of failing the call.
 func beside(calls []call, harmless bool, decide func([]call) (Result, error)) (Result, error) {

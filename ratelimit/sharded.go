@@ -32,7 +32,6 @@ const alone = 0
 func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 	for _, s := range takes {
 		if s.whole == nil {
-			stamp([]*statement{s})
 			continue
 		}
 		if s.closed() {
@@ -44,7 +43,6 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 				l.books.Disclaim(s.c.Row, x.session())
 				*s.c = s.whole.take(layout, i, s.c.Count)
 			}
-			s.c.stamp(s.balance())
 			l.books.Took(s.c.Row, s.balance(), x.session())
 			if a := x.attempt; a != nil {
 				a.shards = append(a.shards, s.c.Row)
@@ -62,7 +60,7 @@ func (l *Limiter) arrive(x executor, takes []*statement, err error) {
 
 // grantedShards is granted for limits with shards.
 func (l *Limiter) grantedShards(aims []aim, seen []*spread.Whole, calls []call) (Result, bool) {
-	verdicts := make([]algebra.Verdict, len(aims))
+	verdicts, all := make([]algebra.Verdict, len(aims)), make([]took, len(aims))
 	for i := range aims {
 		a := &aims[i]
 		if len(a.sent) == 0 || slices.ContainsFunc(a.sent, func(s *statement) bool {
@@ -71,18 +69,18 @@ func (l *Limiter) grantedShards(aims []aim, seen []*spread.Whole, calls []call) 
 			return Result{}, false
 		}
 		c, b := a.c, a.sent[0].balance()
-		if c.parts = nil; a.layout == shard.Single {
-			c.stamp(b)
-			verdicts[i] = c.Granted(b)
+		if a.layout == shard.Single {
+			verdicts[i], all[i].Left = c.Granted(b), b.Left()
 			continue
 		}
+		parts := make([]receipt, 0, len(a.sent))
 		for k, s := range a.sent {
-			c.parts = append(c.parts, *s.c)
+			parts = append(parts, s.c.receipt(s.balance()))
 			if k > 0 {
 				b = b.And(s.balance())
 			}
 		}
-		c.stamp(b)
+		all[i] = took{b.Left(), parts}
 		if total, known := l.books.Total(c.Place, &c.Rule, b.TS); known {
 			b.Value = total
 		} else if seen != nil && seen[i].Layout == a.layout {
@@ -90,10 +88,10 @@ func (l *Limiter) grantedShards(aims []aim, seen []*spread.Whole, calls []call) 
 			left := after(seen[i], a.sent)
 			b.Value = left.Sum(&c.Rule, b.TS).Value
 		}
-		verdicts[i] = c.grantedParts(b)
+		verdicts[i] = grantedParts(parts, b)
 	}
-	res := summarize(calls, verdicts)
-	res.id = l.idOf(calls, res.At.UnixMicro())
+	res := summarize(calls, verdicts, all)
+	res.id = l.idOf(calls, all, res.At.UnixMicro())
 	return res, true
 }
 
@@ -108,7 +106,6 @@ func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call) (Re
 			verdicts[i] = seen[i].Lost(&c.Ask)
 			c.watched = 0 // there are tokens: this denial answers no other call
 		}
-		c.forget()
 	}
 	if res := l.judged(calls, verdicts); !res.OK {
 		return res, nil

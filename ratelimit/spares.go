@@ -69,7 +69,7 @@ func (s *spares) decide(calls []call, share float64, at int64) (Result, error) {
 		verdicts[i] = c.Decide(b.Balance, at)
 	}
 	if !algebra.AllOrNone(verdicts) {
-		return summarize(calls, verdicts), nil
+		return summarize(calls, verdicts, nil), nil
 	}
 	if !s.room(unknown, at) {
 		return Result{}, errSpares
@@ -78,7 +78,7 @@ func (s *spares) decide(calls []call, share float64, at int64) (Result, error) {
 		c, b := &calls[i], verdicts[i].After
 		s.of[ids[i]] = spare{b, c.Earliest(b.Value, b.TS, b.TS, 0, c.Capacity)}
 	}
-	return summarize(calls, verdicts), nil
+	return summarize(calls, verdicts, nil), nil
 }
 
 // room reports whether n more keys fit into memory. At most once a second it first forgets balances

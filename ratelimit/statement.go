@@ -195,15 +195,15 @@ func (l *Limiter) takeOf(c *call) *statement {
 
 // giveOf gives back what c took, except what was used of it. If that goes to other rows, it only
 // moves the line, or is nil.
-func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
+func (l *Limiter) giveOf(c *change, used float64, move bool) *statement {
 	switch {
 	case c.line > 0 && move:
-		return l.chargeOf(c, -c.line)
+		return l.write(&c.call, l.sql.Charge, -c.line)
 	case c.line > 0:
 		return nil
 	}
 	sql := l.sql.For(c.Windowed)
-	s := l.write(c, sql.Give, c.Count, float64(algebra.Full), used, move)
+	s := l.write(&c.call, sql.Give, c.Count, float64(algebra.Full), used, move)
 	if c.Windowed {
 		s.args = append(s.args, fromMicro(c.Since), c.Owed, c.Delay, c.Moved)
 	}
@@ -215,10 +215,10 @@ func (l *Limiter) giveOf(c *call, used float64, move bool) *statement {
 
 // undoOf gives back all that c took. It moves the line only if c did not wait in it: the tokens of
 // such a take were taken ahead of all work that waits, so that work may have them.
-func (l *Limiter) undoOf(c *call) *statement { return l.giveOf(c, 0, c.atOnce()) }
+func (l *Limiter) undoOf(c *change) *statement { return l.giveOf(c, 0, c.atOnce()) }
 
 func (l *Limiter) chargeOf(c *call, tokens float64) *statement {
-	if c.Shard != alone && !l.cfg.Portable && c.line == 0 {
+	if c.Shard != alone && !l.cfg.Portable {
 		return l.write(c, l.sql.ChargeShard, tokens, c.Busy(c.Shard))
 	}
 	return l.write(c, l.sql.Charge, tokens)

@@ -24,16 +24,17 @@ func every(t *testing.T, cfg Config) map[string]*statement {
 	ofBucket, ofWindow := *bucket, *window
 	ofBucket.Shard, ofWindow.Shard = 1, 1
 	inTime := resolved(t, apples.For("x").Within(time.Second), pears.For("x").Within(time.Second))
+	give := func(c *call) *statement { return l.giveOf(&change{receipt: receipt{call: *c}}, 1, true) }
 	return map[string]*statement{
 		"take bucket":         l.takeOf(bucket),
 		"take window":         l.takeOf(window),
 		"take bucket in time": l.takeOf(&inTime[0]),
 		"take window in time": l.takeOf(&inTime[1]),
 		"take on credit":      l.takeOf(&onCredit[0]),
-		"give bucket":         l.giveOf(bucket, 1, true),
-		"give window":         l.giveOf(window, 1, true),
-		"give bucket shard":   l.giveOf(&ofBucket, 1, true),
-		"give window shard":   l.giveOf(&ofWindow, 1, true),
+		"give bucket":         give(bucket),
+		"give window":         give(window),
+		"give bucket shard":   give(&ofBucket),
+		"give window shard":   give(&ofWindow),
 		"charge bucket":       l.chargeOf(bucket, 1),
 		"charge window":       l.chargeOf(window, 1),
 		"reset bucket":        l.resetOf(bucket),
@@ -171,7 +172,8 @@ func TestClockOfTheConfigIsTheOneThatIsSent(t *testing.T) {
 	reads := 0
 	l := limiterFor(t, Config{Clock: func() time.Time { reads++; return at(0) }})
 	calls := resolved(t, apples.For("x"))
-	statements := []*statement{l.takeOf(&calls[0]), l.lookOf(&calls[0]), l.resetOf(&calls[0]), l.undoOf(&calls[0]),
+	statements := []*statement{l.takeOf(&calls[0]), l.lookOf(&calls[0]), l.resetOf(&calls[0]),
+		l.undoOf(&change{receipt: receipt{call: calls[0]}}),
 		l.chargeOf(&calls[0], 1),
 		l.pauseOf(&calls[0], 5, nil), l.resumeOf(&calls[0], nil)}
 	for _, s := range statements {

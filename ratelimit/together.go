@@ -282,7 +282,7 @@ func (r *standing) held() bool { return r.found && !r.locked }
 
 // grant records that the i-th of the calls was granted, and left its row with b.
 func (w *waiter) grant(i int, b algebra.Balance) {
-	w.verdicts[i], w.calls[i].Left = w.calls[i].Granted(b), b.Left()
+	w.verdicts[i], w.took[i].Left = w.calls[i].Granted(b), b.Left()
 }
 
 // judge decides on rows as they were read, and takes nothing. It cannot decide if one of them is
@@ -297,9 +297,7 @@ func (w *waiter) judge() (granted, closed bool) {
 	if algebra.AllOrNone(w.verdicts) {
 		return true, false
 	}
-	for i := range w.calls {
-		w.calls[i].forget()
-	}
+	clear(w.took)
 	return false, false
 }
 

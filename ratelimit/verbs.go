@@ -70,32 +70,33 @@ func (l *Limiter) resume(ctx context.Context, x executor, calls []call) error {
 	return l.changed(ctx, x, "resume", calls, done, err)
 }
 
-func (l *Limiter) giveBack(ctx context.Context, x executor, rows []call) error {
-	return l.returns(ctx, x, "give back", rows, l.undoOf)
+func (l *Limiter) giveBack(ctx context.Context, x executor, rows []receipt) error {
+	return l.returns(ctx, x, "give back", changesOf(rows), l.undoOf)
 }
 
-// taken returns the rows that a Result says were taken from, in order; none for a denial.
-func (r Result) taken() ([]call, error) {
+// taken returns what a Result says was taken, in the order of the rows; nothing for a denial.
+func (r Result) taken() ([]receipt, error) {
 	if err := r.Err(); errors.Is(err, ErrNoDecision) {
 		return nil, err
 	}
 	if !r.OK || !r.Decided() {
 		return nil, nil
 	}
-	var calls []call
+	var rows []receipt
 	for i := range r.Outcomes {
-		if c := r.Outcomes[i].call; c != nil && c.Since != 0 && c.indexes[0] == i {
-			calls = append(calls, c.took()...)
+		o := &r.Outcomes[i]
+		if o.call != nil && o.took.Since != 0 && o.call.indexes[0] == i {
+			rows = append(rows, o.receipts()...)
 		}
 	}
-	if len(calls) == 0 && !slices.ContainsFunc(r.Outcomes, func(o Outcome) bool {
+	if len(rows) == 0 && !slices.ContainsFunc(r.Outcomes, func(o Outcome) bool {
 		return o.Shadow
 	}) {
 		return nil, &InvalidError{Field: "Result", Value: plain("one that took nothing"),
 			Want: "the Result that RateLimit returned, not one of a check, nor a copy"}
 	}
-	sortCalls(calls)
-	return calls, nil
+	slices.SortStableFunc(rows, func(a, b receipt) int { return a.Compare(&b.Row) })
+	return rows, nil
 }
 
 func (l *Limiter) value(ctx context.Context, x executor, calls []call) (State, error) {

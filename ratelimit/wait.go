@@ -135,11 +135,11 @@ func rest(ctx context.Context, d time.Duration) error {
 }
 
 func (a *Autocommit) left(ctx context.Context, res Result) (time.Duration, error) {
-	calls, err := res.taken()
+	rows, err := res.taken()
 	if err != nil {
 		return 0, err
 	}
-	calls, _ = apart(calls)
+	calls := callsOf(changesOf(enforced(rows)))
 	looks := forEach(calls, a.l.lookOf) // at the rows taken from: work waits in a single shard
 	x := a.l.perTrip(a.pool, time.Now())
 	if err := x.run(ctx, looks); err != nil {

@@ -32,7 +32,7 @@ func (p *spot) RateLimit(_ context.Context, requests ...Request) (Result, error)
 	b.Value = -p.runs.Seconds() * calls[0].Rate / (float64(calls[0].Period) / 1e6)
 	b.Value += calls[0].Count
 	v := calls[0].Decide(b, b.TS)
-	return summarize(calls, []algebra.Verdict{v}), nil
+	return summarize(calls, []algebra.Verdict{v}, nil), nil
 }
 
 func (p *spot) GiveBack(ctx context.Context, _ Result) error {

@@ -25,7 +25,7 @@ func (c *call) part(layout shard.Layout, i int, a algebra.Ask) call {
 	if r.Ask = a; layout.Shards > 1 {
 		r.args = nil
 	}
-	r.Shard, r.parts, r.shards = layout.Row(i), nil, 0
+	r.Shard, r.shards = layout.Row(i), 0
 	return r
 }
 
@@ -37,8 +37,15 @@ func (c *call) resized(from, to shard.Layout) call {
 	return r
 }
 
+// resized is call.resized for what was taken.
+func (c *change) resized(from, to shard.Layout) change {
+	r := *c
+	r.call = c.call.resized(from, to)
+	return r
+}
+
 // partly returns c as if it had taken only a share of its count.
-func (c *call) partly(share float64) call {
+func (c *change) partly(share float64) change {
 	r := *c
 	r.Count, r.used = r.Count*share, r.used*share
 	r.Owed, r.Moved = r.Owed*share, r.Moved*share
@@ -46,10 +53,10 @@ func (c *call) partly(share float64) call {
 }
 
 // follow returns what c, a take from a shard of a former layout, is in the layout to.
-func (c *call) follow(to shard.Layout) []call {
+func (c *change) follow(to shard.Layout) []change {
 	from, i := shard.Address(c.Shard)
 	of := c.resized(from, to)
-	var all []call
+	var all []change
 	for _, o := range shard.Overlaps(from.Shards, i, to.Shards) {
 		r := of.partly(o.Share)
 		r.Shard = to.Row(o.Shard)
@@ -112,11 +119,11 @@ func after(w *spread.Whole, takes []*statement) *spread.Whole {
 	return left
 }
 
-// grantedParts is Granted for the parts of c, which left the limit with b.
-func (c *call) grantedParts(b algebra.Balance) algebra.Verdict {
+// grantedParts is Granted for the parts of a call, which left the limit with b.
+func grantedParts(parts []receipt, b algebra.Balance) algebra.Verdict {
 	v := algebra.Verdict{OK: true, At: b.TS, After: b}
-	for i := range c.parts {
-		v.WaitFor(c.parts[i].Granted(c.parts[i].after))
+	for i := range parts {
+		v.WaitFor(parts[i].Granted(parts[i].after))
 	}
 	return v
 }
