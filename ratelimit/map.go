@@ -126,6 +126,7 @@ package ratelimit
 //   - take, look: the statement that takes tokens if it grants, and the one that only reads
 //   - call: a request that was checked, for one limit and key. A call of RateLimit over several
 //     limits has one for each
+//   - receipt: what a call has taken from one row; change: what giving back or settling does there
 //   - executor: where statements go: a pgx or database/sql transaction, or a pool
 //   - trip: a round trip: statements sent together, and their answers
 //   - line: the queue of work that was granted for later, in the order in which its tokens come
