@@ -86,8 +86,9 @@ func TestATakeThatWasUnderWayWhenItsWorkerWasLostHasAnUnknownOutcome(t *testing.
 // A coordinator that is killed between the two phases of a COMMIT leaves the key's row locked on its
 // worker, and no other. When Citus recovers, token and row are both there.
 func TestAKillBetweenTheTwoPhasesHoldsUpOnlyTheKey(t *testing.T) {
-	c, pool := pgtest.OwnCluster(t, pgserver.Setting("citus.recover_2pc_interval", "-1"))
-	exec(t, pool, `CREATE TABLE work (id bigint PRIMARY KEY)`)
+	c, pool := pgtest.OwnCluster(t)
+	exec(t, pool, `ALTER SYSTEM SET citus.recover_2pc_interval = -1`, `SELECT pg_reload_conf()`,
+		`CREATE TABLE work (id bigint PRIMARY KEY)`)
 	l := limiter(t, ratelimit.Config{Citus: true})
 	port := portOf(t, pool, "k0")
 	var on *pgxpool.Pool // the worker
