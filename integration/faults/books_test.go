@@ -140,12 +140,14 @@ func (a *auditor) trace() {
 
 // accounts: what was done is what is gone, and never more than there was.
 func (a *auditor) accounts() {
-	done := map[account]float64{}
+	done, beyond := map[account]float64{}, map[account]float64{}
 	for _, w := range a.b.works {
 		done[w.Account] += w.Tokens
+		beyond[w.Account] += a.beyond(w.id, w.take)
 	}
 	for _, r := range a.b.reservations {
 		done[r.Account] += r.Tokens
+		beyond[r.Account] += a.beyond(r.id, r.take)
 	}
 	for acc, tokens := range done {
 		l, known := a.limits[acc.Limit]
@@ -153,7 +155,7 @@ func (a *auditor) accounts() {
 			a.say("%v: no such limit", acc)
 			continue
 		}
-		if tokens > l.capacity+l.debt+a.b.ahead[acc]+tolerance {
+		if tokens > l.capacity+l.debt+a.b.ahead[acc]+beyond[acc]+tolerance {
 			a.say("%v: work for %v tokens was admitted, of %v", acc, tokens, l.capacity+l.debt)
 		}
 		if _, has := a.b.balances[acc]; !has {
@@ -165,7 +167,7 @@ func (a *auditor) accounts() {
 		switch gone := l.capacity - value + a.b.ahead[acc] - a.b.letGo[acc]; {
 		case !known:
 			a.say("%v: no such limit", acc)
-		case value < -l.debt-tolerance || value > l.capacity+tolerance:
+		case value < -l.debt-beyond[acc]-tolerance || value > l.capacity+tolerance:
 			a.say("%v: a balance of %v, out of %v to %v", acc, value, 0-l.debt, l.capacity)
 		case l.private || same(gone, done[acc]):
 		case a.bounds(acc, l.capacity-value, done[acc], gone):
@@ -183,6 +185,18 @@ func (a *auditor) accounts() {
 func (a *auditor) bounds(acc account, least, done, most float64) bool {
 	return a.b.ahead[acc] > tolerance && (a.b.unsure[acc] || acc.settles()) &&
 		least <= done+tolerance && done <= most+tolerance
+}
+
+// beyond is how much more an op has used than it took: that may exceed MaxReserved.
+func (a *auditor) beyond(id string, used take) float64 {
+	if r := a.records[id]; r != nil && r.op.Settles {
+		for _, t := range r.op.takes() {
+			if t.Account == used.Account && same(used.Tokens, t.Tokens*r.op.Used) {
+				return max(0, used.Tokens-t.Tokens)
+			}
+		}
+	}
+	return 0
 }
 
 func same(a, b float64) bool { return a-b <= tolerance && b-a <= tolerance }
