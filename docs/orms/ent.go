@@ -28,8 +28,7 @@ func (s Ent) Save(ctx context.Context, owner, name string) error {
 	})
 }
 
-// entIn returns a driver of Ent whose statements run in tx. The client that Ent has generated takes
-// it:
+// entIn returns a driver of Ent whose statements run in tx. The client that Ent has generated takes it:
 //
 //	client := ent.NewClient(ent.Driver(entIn(tx)))
 func entIn(tx *sql.Tx) dialect.Driver {
@@ -38,8 +37,7 @@ func entIn(tx *sql.Tx) dialect.Driver {
 
 type entTx struct{ *entsql.Driver }
 
-// Tx has Ent run in tx, too, what it would run in a transaction of its own, such as an update of
-// one row.
+// Tx has Ent run in tx, too, what it would run in a transaction of its own, such as an update of one row.
 func (d entTx) Tx(context.Context) (dialect.Tx, error) { return dialect.NopTx(d), nil }
 
 // createUpload does what the generated client does for client.Upload.Create().

@@ -1,5 +1,4 @@
-// Llm asks a model six questions on a budget of tokens: it reserves an estimate, and settles what
-// was used.
+// Llm asks a model six questions on a budget of tokens: it reserves an estimate, and settles what was used.
 package main
 
 import (

@@ -1,5 +1,4 @@
-// Third-party-apis calls an API from two clients that share its limit, and backs off when the API
-// asks for it.
+// Third-party-apis calls an API from two clients that share its limit, and backs off when the API asks for it.
 package main
 
 import (

@@ -1,5 +1,4 @@
-// Webhooks delivers events to two receivers, each at its own rate, and pauses for one that asks for
-// it.
+// Webhooks delivers events to two receivers, each at its own rate, and pauses for one that asks for it.
 package main
 
 import (
