@@ -238,3 +238,25 @@ func TestOneCallerGathersAtATimeWhatMayBeReserved(t *testing.T) {
 		}
 	})
 }
+
+// A reservation that has to gather the last of the room is denied at its next look, too, if another
+// transaction holds one of the shards. It does not try that one again.
+func TestAReservationThatGathersTheLastOfTheRoomTriesOnce(t *testing.T) {
+	eachHolder(t, func(
+		t *testing.T, here, there *ratelimit.Limiter, seen *watcher, pool *pgxpool.Pool, level pgx.TxIsoLevel,
+	) {
+		r := fourShards.For("k").OrReserve()
+		fillShards(t, pool, r, -0.5, -0.5, -0.5, -0.5) // each may owe 1
+		holder := rig.Begin(t, pool, pgx.ReadCommitted)
+		takeOK(t, first(there.RateLimit(t.Context(), holder, r.Count(0.5))))
+		res, trips := decide(t, here, seen, pool, level, r.Count(2))
+		if res.OK || trips > 3 || res.RetryAfter() > 100*time.Millisecond {
+			t.Errorf("granted %v in %d trips, retry after %v; want a denial in 3 for at most 100 ms",
+				res.OK, trips, res.RetryAfter())
+		}
+		rollback(t, holder)
+		if res, _ := decide(t, here, seen, pool, level, r.Count(2)); !res.OK {
+			t.Errorf("once it has rolled back: %+v", res)
+		}
+	})
+}
