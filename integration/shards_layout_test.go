@@ -284,27 +284,8 @@ func TestCallersWaitForAnotherNumberOfShards(t *testing.T) {
 			if err := rig.Limiter(t, ratelimit.Config{}).Reshard(t.Context(), operator, 8, r); err != nil {
 				t.Fatal(err)
 			}
-			ended := make(chan answer, 1)
-			go func() {
-				var res ratelimit.Result
-				err := l.InTxOptions(context.Background(), pool, pgx.TxOptions{IsoLevel: level},
-					func(ctx context.Context, tx pgx.Tx) (err error) {
-						res, err = l.RateLimit(ctx, tx, r.Count(5))
-						return err
-					})
-				ended <- answer{res, err}
-			}()
-			until(t, func() (goesOn bool) {
-				if len(ended) > 0 {
-					return true
-				}
-				if err := pool.QueryRow(t.Context(),
-					`SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))`,
-					operator.Conn().PgConn().PID()).Scan(&goesOn); err != nil {
-					t.Fatal(err)
-				}
-				return goesOn
-			})
+			ended := decided(l, pool, level, r.Count(5))
+			until(t, func() bool { return len(ended) > 0 || isWaitedFor(t, pool, operator) })
 			rig.Commit(t, operator)
 			if got := <-ended; got.err != nil || !got.res.OK {
 				t.Errorf("%+v, %v", got.res, got.err)

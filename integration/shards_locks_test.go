@@ -153,15 +153,7 @@ func TestWhoLosesAShardAtFirstRunsOnce(t *testing.T) {
 		})
 		ended <- answer{res, err}
 	}()
-	until(t, func() bool {
-		var blocks bool
-		if err := pool.QueryRow(t.Context(),
-			`SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))`,
-			other.Conn().PgConn().PID()).Scan(&blocks); err != nil {
-			t.Fatal(err)
-		}
-		return blocks
-	})
+	until(t, func() bool { return isWaitedFor(t, pool, other) })
 	rig.Commit(t, other)
 	if got := <-ended; got.err != nil || !got.res.OK || runs != 1 {
 		t.Errorf("%v, %v in %d runs", got.res.OK, got.err, runs)

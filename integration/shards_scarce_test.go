@@ -46,6 +46,47 @@ func decide(
 	return res, seen.last(t).Trips
 }
 
+// deniedAtTheNextLook requires that a request is denied for a moment, in no more trips than it takes to
+// look, to try what was seen, and to look again.
+func deniedAtTheNextLook(
+	t *testing.T, l *ratelimit.Limiter, seen *watcher, pool *pgxpool.Pool, level pgx.TxIsoLevel, r ratelimit.Request,
+) {
+	t.Helper()
+	res, trips := decide(t, l, seen, pool, level, r)
+	if res.OK || trips > 3 || res.RetryAfter() > 100*time.Millisecond {
+		t.Errorf("granted %v in %d trips, retry after %v; want a denial in 3 for at most 100 ms",
+			res.OK, trips, res.RetryAfter())
+	}
+}
+
+// decided decides a request in a transaction of InTx, meanwhile.
+func decided(
+	l *ratelimit.Limiter, pool *pgxpool.Pool, level pgx.TxIsoLevel, r ratelimit.Request,
+) <-chan answer {
+	ended := make(chan answer, 1)
+	go func() {
+		var res ratelimit.Result
+		err := l.InTxOptions(context.Background(), pool, pgx.TxOptions{IsoLevel: level},
+			func(ctx context.Context, tx pgx.Tx) (err error) {
+				res, err = l.RateLimit(ctx, tx, r)
+				return err
+			})
+		ended <- answer{res, err}
+	}()
+	return ended
+}
+
+// isWaitedFor reports whether another session waits for a transaction.
+func isWaitedFor(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) (waits bool) {
+	t.Helper()
+	if err := pool.QueryRow(t.Context(),
+		`SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))`,
+		tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
+		t.Fatal(err)
+	}
+	return waits
+}
+
 func rollback(t *testing.T, tx pgx.Tx) {
 	t.Helper()
 	if err := tx.Rollback(t.Context()); err != nil {
@@ -87,11 +128,7 @@ func TestACallThatHasLostAllThatThereIsIsDeniedAtTheNextLook(t *testing.T) {
 		fillShards(t, pool, r, 0, 0, 10, 0)
 		holder := rig.Begin(t, pool, pgx.ReadCommitted)
 		takeOK(t, first(there.RateLimit(t.Context(), holder, r.Count(8))))
-		res, trips := decide(t, here, seen, pool, level, r.Count(5))
-		if res.OK || trips > 3 || res.RetryAfter() > 100*time.Millisecond {
-			t.Errorf("granted %v in %d trips, retry after %v; want a denial in 3 for at most 100 ms",
-				res.OK, trips, res.RetryAfter())
-		}
+		deniedAtTheNextLook(t, here, seen, pool, level, r.Count(5))
 		if res, _ := decide(t, here, seen, pool, level, r.OrReserve()); !res.OK || res.RunAt.IsZero() {
 			t.Errorf("a reservation: %+v", res)
 		}
@@ -162,27 +199,8 @@ func TestACallThatMayWaitWaitsForTheShardThatItHasLost(t *testing.T) {
 			fillShards(t, pool, r, -1, -1, 10, -1) // each may owe one
 			holder := rig.Begin(t, pool, pgx.ReadCommitted)
 			takeOK(t, first(rig.Limiter(t, ratelimit.Config{}).RateLimit(t.Context(), holder, r.Count(8))))
-			ended := make(chan answer, 1)
-			go func() {
-				var res ratelimit.Result
-				err := l.InTxOptions(context.Background(), pool, pgx.TxOptions{IsoLevel: level},
-					func(ctx context.Context, tx pgx.Tx) (err error) {
-						res, err = l.RateLimit(ctx, tx, r.Count(5).OrReserve())
-						return err
-					})
-				ended <- answer{res, err}
-			}()
-			until(t, func() (goesOn bool) {
-				if len(ended) > 0 {
-					return true
-				}
-				if err := pool.QueryRow(t.Context(),
-					`SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))`,
-					holder.Conn().PgConn().PID()).Scan(&goesOn); err != nil {
-					t.Fatal(err)
-				}
-				return goesOn
-			})
+			ended := decided(l, pool, level, r.Count(5).OrReserve())
+			until(t, func() bool { return len(ended) > 0 || isWaitedFor(t, pool, holder) })
 			rollback(t, holder)
 			if got := <-ended; got.err != nil || !got.res.OK {
 				t.Errorf("%+v, %v", got.res, got.err)
@@ -202,11 +220,7 @@ func TestOneCallerGathersAtATime(t *testing.T) {
 		gatherer := rig.Begin(t, pool, pgx.ReadCommitted)
 		takeOK(t, first(there.RateLimit(t.Context(), gatherer, r)))
 		rig.Exec(t, pool, `UPDATE weir_balance SET value = 3 WHERE name = 'fourShards' AND shard > 0 AND value = 0`)
-		res, trips := decide(t, here, seen, pool, level, r)
-		if res.OK || trips > 3 || res.RetryAfter() > 100*time.Millisecond {
-			t.Errorf("granted %v in %d trips, retry after %v; want a denial in 3 for at most 100 ms",
-				res.OK, trips, res.RetryAfter())
-		}
+		deniedAtTheNextLook(t, here, seen, pool, level, r)
 		rollback(t, gatherer)
 		if res, _ := decide(t, here, seen, pool, level, r); !res.OK {
 			t.Errorf("once it has rolled back: %+v", res)
@@ -224,11 +238,7 @@ func TestOneCallerGathersAtATimeWhatMayBeReserved(t *testing.T) {
 		fillShards(t, pool, r, -0.5, -0.5, -0.5, -0.5) // each may owe 1
 		gatherer := rig.Begin(t, pool, pgx.ReadCommitted)
 		takeOK(t, first(there.RateLimit(t.Context(), gatherer, r)))
-		res, trips := decide(t, here, seen, pool, level, r)
-		if res.OK || trips > 3 || res.RetryAfter() > 100*time.Millisecond {
-			t.Errorf("granted %v in %d trips, retry after %v; want a denial in 3 for at most 100 ms",
-				res.OK, trips, res.RetryAfter())
-		}
+		deniedAtTheNextLook(t, here, seen, pool, level, r)
 		if res, _ := decide(t, here, seen, pool, level, r.Count(0.5)); !res.OK {
 			t.Errorf("what one of the other shards has room for: %+v", res)
 		}
@@ -249,11 +259,7 @@ func TestAReservationThatGathersTheLastOfTheRoomTriesOnce(t *testing.T) {
 		fillShards(t, pool, r, -0.5, -0.5, -0.5, -0.5) // each may owe 1
 		holder := rig.Begin(t, pool, pgx.ReadCommitted)
 		takeOK(t, first(there.RateLimit(t.Context(), holder, r.Count(0.5))))
-		res, trips := decide(t, here, seen, pool, level, r.Count(2))
-		if res.OK || trips > 3 || res.RetryAfter() > 100*time.Millisecond {
-			t.Errorf("granted %v in %d trips, retry after %v; want a denial in 3 for at most 100 ms",
-				res.OK, trips, res.RetryAfter())
-		}
+		deniedAtTheNextLook(t, here, seen, pool, level, r.Count(2))
 		rollback(t, holder)
 		if res, _ := decide(t, here, seen, pool, level, r.Count(2)); !res.OK {
 			t.Errorf("once it has rolled back: %+v", res)

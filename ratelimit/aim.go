@@ -337,7 +337,7 @@ func (l *Limiter) takeShard(a *aim) *statement {
 
 // takePart takes one part of a call's count. If the call gathers what little the shards have, it
 // takes no shard that others hold, and one caller gathers at a time. A call with Within and tokens
-// that are yet to come tries no lock for gathering: it loses a part to whoever comes first.
+// that are yet to come tries no lock for gathering: if another call comes first, it loses a part.
 func (l *Limiter) takePart(a *aim, p spread.Part) *statement {
 	row := a.c.take(a.layout, p.Shard, p.Count)
 	if !a.plan.Ahead {

@@ -60,7 +60,7 @@ func (l *Limiter) GiveBackMany(ctx context.Context, tx pgx.Tx, results []Result)
 	if w.err != nil {
 		return w.err
 	}
-	var rows []receipt
+	var rows []change
 	for _, r := range results {
 		taken, err := r.taken()
 		if err != nil {
@@ -315,15 +315,15 @@ func (o *Outcome) share(requests []Request, of []int, yield func(own *call, met 
 // joined sorts takes by row, and joins those that can be given back as one: they took from the same
 // row at the same time, one directly after the other. For a token bucket without OnCredit their
 // order does not matter.
-func joined(takes []receipt) []receipt {
-	slices.SortStableFunc(takes, func(a, b receipt) int {
+func joined(takes []change) []change {
+	slices.SortStableFunc(takes, func(a, b change) int {
 		return cmp.Or(a.Compare(&b.Row), cmp.Compare(a.Owed, b.Owed))
 	})
 	join := takes[:1]
 	for i := range takes[1:] {
 		c := takes[1+i]
 		last := &join[len(join)-1]
-		if !last.precedes(&c) {
+		if !last.precedes(&c.receipt) {
 			join = append(join, c)
 			continue
 		}

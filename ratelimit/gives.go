@@ -31,7 +31,7 @@ type gives struct {
 }
 
 type give struct {
-	receipt
+	change
 	until time.Time // until then it is tried
 }
 
@@ -74,9 +74,9 @@ func (g *gives) run(at where.Row) {
 		g.mu.Unlock()
 		last := some[n-1].until
 		wanted := func() bool { return !g.c.ended.Load() && time.Now().Before(last) }
-		rows := make([]receipt, n)
+		rows := make([]change, n)
 		for i := range some {
-			rows[i] = some[i].receipt
+			rows[i] = some[i].change
 		}
 		back := joined(rows)
 		err := g.c.single(tries, wanted, func(ctx context.Context, x executor) error {

@@ -348,14 +348,14 @@ func (s *Lease) arrive(f *flight, res Result, sent, now int64) {
 
 // blocks returns one block for each row that a granted call took from.
 func (s *Lease) blocks(res Result, sent int64) []*block {
-	rows := res.Outcomes[0].receipts()
+	rows := res.Outcomes[0].changes()
 	blocks := make([]*block, len(rows))
 	for k, r := range rows {
 		value, at := r.after.Value, r.after.TS
 		if !r.after.Exists { // the only row
 			value, at = -r.Owed, res.At.UnixMicro()
 		}
-		blocks[k] = newBlock(r, value, at, sent)
+		blocks[k] = newBlock(r.receipt, value, at, sent)
 	}
 	return blocks
 }

@@ -71,7 +71,7 @@ func TestOutcomesAreInTheOrderOfTheRequests(t *testing.T) {
 	}
 	// What is to be given back is each row once, in the order in which it was locked.
 	taken, err := r.taken()
-	if err != nil || !slices.EqualFunc(taken, calls, func(a receipt, b call) bool {
+	if err != nil || !slices.EqualFunc(taken, calls, func(a change, b call) bool {
 		return a.Row == b.Row && a.Count == b.Count
 	}) {
 		t.Errorf("%+v (%v), want %+v", taken, err, calls)

@@ -6,9 +6,9 @@ import (
 	"github.com/weir-go/weir/internal/limits/algebra"
 )
 
-// What was asked and what was taken for it are kept apart. A call is what is asked, and stays as it
-// is. What it took is in the Outcome of its Result, and comes from the answers of the statements
-// that took. Giving back and settling begin with the receipts.
+// What was asked and what was taken for it are kept apart. A call is what is asked. What it took is
+// not written into it: it comes from the answers of the statements that took, and is in the Outcome.
+// Giving back and settling begin with that.
 
 // took is what a call has taken: from its row, or from several shards. The zero took is nothing.
 type took struct {
@@ -26,14 +26,6 @@ type receipt struct {
 // receipt returns what c, a call for one row, has taken if that left the row with b.
 func (c *call) receipt(b algebra.Balance) receipt { return receipt{*c, b.Left(), b} }
 
-// receipts returns what the call of an Outcome has taken, row by row.
-func (o *Outcome) receipts() []receipt {
-	if o.took.parts != nil {
-		return o.took.parts
-	}
-	return []receipt{{call: *o.call, Left: o.took.Left}}
-}
-
 // atOnce reports whether the work could run at once, without waiting for debts of earlier callers.
 func (r *receipt) atOnce() bool { return r.Owed-r.Credited() <= 0 }
 
@@ -44,11 +36,14 @@ type change struct {
 	line float64 // of a closed row: by how many tokens its line moves up
 }
 
-// changesOf returns what gives receipts back.
-func changesOf(receipts []receipt) []change {
-	changes := make([]change, len(receipts))
-	for i := range receipts {
-		changes[i].receipt = receipts[i]
+// changes returns what gives back all that the call of an Outcome has taken.
+func (o *Outcome) changes() []change {
+	if o.took.parts == nil {
+		return []change{{receipt: receipt{call: *o.call, Left: o.took.Left}}}
+	}
+	changes := make([]change, len(o.took.parts))
+	for i, p := range o.took.parts {
+		changes[i].receipt = p
 	}
 	return changes
 }

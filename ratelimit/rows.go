@@ -193,10 +193,9 @@ func (l *Limiter) onRows(
 	}
 	for range mostMoves {
 		var trip []*statement
-		var sent []*change // which each statement makes
 		for i := range rows {
 			if s := of(&rows[i]); s != nil {
-				trip, sent = append(trip, s), append(sent, &rows[i])
+				trip = append(trip, s)
 			}
 		}
 		if len(trip) == 0 {
@@ -206,9 +205,16 @@ func (l *Limiter) onRows(
 			return nil, err
 		}
 		var left []change // of closed rows
-		for i, s := range trip {
-			if s.closed() && sent[i].line == 0 {
-				c := *sent[i]
+		for _, s := range trip {
+			if !s.closed() {
+				done = append(done, s)
+				continue
+			}
+			i := 0
+			for &rows[i].call != s.c {
+				i++
+			}
+			if c := rows[i]; c.line == 0 {
 				c.after = s.balance()
 				left = append(left, c)
 			} else {

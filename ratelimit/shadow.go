@@ -37,8 +37,8 @@ func apart(calls []call) (enforced, shadows []call) {
 }
 
 // enforced returns rows without those of shadows, which come last.
-func enforced(rows []receipt) []receipt {
-	if i := slices.IndexFunc(rows, func(r receipt) bool { return r.shadow }); i >= 0 {
+func enforced(rows []change) []change {
+	if i := slices.IndexFunc(rows, func(r change) bool { return r.shadow }); i >= 0 {
 		return rows[:i:i]
 	}
 	return rows

@@ -225,7 +225,7 @@ func (l *Limiter) chargeOf(c *call, tokens float64) *statement {
 }
 
 // lockOf locks the row of c, which it inserts if there is none. It takes no advisory lock: callers
-// wait for whoever locks all shards, and are not denied.
+// wait for a transaction that locks all shards, and are not denied.
 func (l *Limiter) lockOf(c *call) *statement { return l.write(c, l.sql.Charge, 0) }
 
 func (l *Limiter) settleOf(r *Reservation) *statement {

@@ -70,23 +70,24 @@ func (l *Limiter) resume(ctx context.Context, x executor, calls []call) error {
 	return l.changed(ctx, x, "resume", calls, done, err)
 }
 
-func (l *Limiter) giveBack(ctx context.Context, x executor, rows []receipt) error {
-	return l.returns(ctx, x, "give back", changesOf(rows), l.undoOf)
+func (l *Limiter) giveBack(ctx context.Context, x executor, rows []change) error {
+	return l.returns(ctx, x, "give back", rows, l.undoOf)
 }
 
-// taken returns what a Result says was taken, in the order of the rows; nothing for a denial.
-func (r Result) taken() ([]receipt, error) {
+// taken returns what gives back all that a Result says was taken, in the order of the rows; nothing
+// for a denial.
+func (r Result) taken() ([]change, error) {
 	if err := r.Err(); errors.Is(err, ErrNoDecision) {
 		return nil, err
 	}
 	if !r.OK || !r.Decided() {
 		return nil, nil
 	}
-	var rows []receipt
+	var rows []change
 	for i := range r.Outcomes {
 		o := &r.Outcomes[i]
 		if o.call != nil && o.took.Since != 0 && o.call.indexes[0] == i {
-			rows = append(rows, o.receipts()...)
+			rows = append(rows, o.changes()...)
 		}
 	}
 	if len(rows) == 0 && !slices.ContainsFunc(r.Outcomes, func(o Outcome) bool {
@@ -95,7 +96,7 @@ func (r Result) taken() ([]receipt, error) {
 		return nil, &InvalidError{Field: "Result", Value: plain("one that took nothing"),
 			Want: "the Result that RateLimit returned, not one of a check, nor a copy"}
 	}
-	slices.SortStableFunc(rows, func(a, b receipt) int { return a.Compare(&b.Row) })
+	sortChanges(rows)
 	return rows, nil
 }
 

@@ -139,7 +139,7 @@ func (a *Autocommit) left(ctx context.Context, res Result) (time.Duration, error
 	if err != nil {
 		return 0, err
 	}
-	calls := callsOf(changesOf(enforced(rows)))
+	calls := callsOf(enforced(rows))
 	looks := forEach(calls, a.l.lookOf) // at the rows taken from: work waits in a single shard
 	x := a.l.perTrip(a.pool, time.Now())
 	if err := x.run(ctx, looks); err != nil {

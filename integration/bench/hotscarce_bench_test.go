@@ -52,7 +52,7 @@ type scarcity struct {
 	shards  int
 	level   pgx.TxIsoLevel // InTx's default if empty
 	patient bool           // who is denied calls again at RetryAt
-	reserve bool           // calls reserve, and MaxReserved is what there is not enough of
+	reserve bool           // calls reserve, until MaxReserved is reached
 	count   func() float64 // nil: lineMean each
 }
 

@@ -173,11 +173,7 @@ func TestAKillBetweenTheTwoPhasesHoldsUpOnlyTheKey(t *testing.T) {
 		t.Error("the key was taken from before its transaction had ended")
 	}
 	exec(t, pool, `ALTER SYSTEM SET citus.recover_2pc_interval = '1s'`, `SELECT pg_reload_conf()`)
-	for scan[int](t, on, prepared) > 0 {
-		if time.Sleep(10 * time.Millisecond); time.Now().After(deadline.Add(patience)) {
-			t.Fatal("Citus does not recover")
-		}
-	}
+	until(t, "Citus recovers", func() bool { return scan[int](t, on, prepared) == 0 })
 	state, err := take.Value(t.Context(), budget.For("k0"))
 	rows := scan[int](t, pool, `SELECT count(*) FROM work`)
 	if left := capacity - float64(begun); err != nil || rows != begun || state.Value < left || state.Value >= left+0.9 {
