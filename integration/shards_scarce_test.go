@@ -37,7 +37,9 @@ func decide(
 ) (res ratelimit.Result, trips int) {
 	t.Helper()
 	seen.decided = nil
-	if err := l.InTxOptions(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) (err error) {
+	within, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := l.InTxOptions(within, pool, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) (err error) {
 		res, err = l.RateLimit(ctx, tx, r)
 		return err
 	}); err != nil {
@@ -188,7 +190,19 @@ func TestACallThatHasLostAShardTriesWhatElseThereIs(t *testing.T) {
 	}
 }
 
-// If only a shard that a call has lost has room for its reservation, the call waits for the shard.
+// holdThree has another process take from three shards, and leaves its transaction open.
+func holdThree(t *testing.T, pool *pgxpool.Pool, r ratelimit.Request) (holder pgx.Tx) {
+	t.Helper()
+	holder = rig.Begin(t, pool, pgx.ReadCommitted)
+	l := rig.Limiter(t, ratelimit.Config{})
+	for range 3 {
+		takeOK(t, first(l.RateLimit(t.Context(), holder, r)))
+	}
+	return holder
+}
+
+// If most shards have room for a reservation, but other transactions hold them all, the call waits
+// for one of them.
 func TestACallThatMayWaitWaitsForTheShardThatItHasLost(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, noLocksOnCitus)
@@ -196,9 +210,8 @@ func TestACallThatMayWaitWaitsForTheShardThatItHasLost(t *testing.T) {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
 			pool, l, r := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{}), fourShards.For("k")
-			fillShards(t, pool, r, -1, -1, 10, -1) // each may owe one
-			holder := rig.Begin(t, pool, pgx.ReadCommitted)
-			takeOK(t, first(rig.Limiter(t, ratelimit.Config{}).RateLimit(t.Context(), holder, r.Count(8))))
+			fillShards(t, pool, r, 10, 10, 10, -1) // each may owe 1
+			holder := holdThree(t, pool, r.Count(8))
 			ended := decided(l, pool, level, r.Count(5).OrReserve())
 			until(t, func() bool { return len(ended) > 0 || isWaitedFor(t, pool, holder) })
 			rollback(t, holder)
@@ -207,6 +220,52 @@ func TestACallThatMayWaitWaitsForTheShardThatItHasLost(t *testing.T) {
 			}
 		})
 	}
+}
+
+// So it does if it may only lock one of them. It has locked the third shard, which had less than this
+// process knew, so it may not wait for those before that.
+func TestACallThatMayWaitWaitsForTheShardThatItMayLock(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, noLocksOnCitus)
+	for _, level := range rig.Levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool, l, r := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{}), fourShards.For("k").OrReserve()
+			fillShards(t, pool, r, -1, -1, 10, -1) // each may owe 1
+			takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), r.Count(0)))) // learns that
+			fillShards(t, pool, r, 10, 10, -1, 10)
+			holder := holdThree(t, pool, r.Count(8))
+			waiter := rig.Begin(t, pool, level)
+			ended := make(chan answer, 1)
+			go func() {
+				res, err := l.RateLimit(context.WithoutCancel(t.Context()), waiter, r.Count(5))
+				ended <- answer{res, err}
+			}()
+			until(t, func() bool { return len(ended) > 0 || isWaitedFor(t, pool, holder) })
+			rollback(t, holder)
+			if got := <-ended; got.err != nil || !got.res.OK {
+				t.Errorf("%+v, %v", got.res, got.err)
+			}
+		})
+	}
+}
+
+// If only one shard has room for a reservation, and another transaction holds it, the call is denied
+// at its next look, and waits for no shard.
+func TestAReservationThatHasLostTheLastOfTheRoomIsDeniedAtTheNextLook(t *testing.T) {
+	eachHolder(t, func(
+		t *testing.T, here, there *ratelimit.Limiter, seen *watcher, pool *pgxpool.Pool, level pgx.TxIsoLevel,
+	) {
+		r := fourShards.For("k").OrReserve()
+		fillShards(t, pool, r, -1, -1, 10, -1) // each may owe 1
+		holder := rig.Begin(t, pool, pgx.ReadCommitted)
+		takeOK(t, first(there.RateLimit(t.Context(), holder, r.Count(8))))
+		deniedAtTheNextLook(t, here, seen, pool, level, r.Count(5))
+		rollback(t, holder)
+		if res, _ := decide(t, here, seen, pool, level, r.Count(5)); !res.OK {
+			t.Errorf("once it has rolled back: %+v", res)
+		}
+	})
 }
 
 // While a transaction that has gathered tokens from several shards is open, a call that would have

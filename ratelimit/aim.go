@@ -137,9 +137,9 @@ func (l *Limiter) divide(x executor, a *aim, c *call) bool {
 
 // aim aims each call at rows that the transaction may lock, by what was just seen: that grants each
 // call. It reports whether each call has such rows. The shards that a call has lost are left out
-// until they change, except for a call that may wait and has no others. If even all shards together
-// have little room, they are left out for that call, too. The last time, the takes ignore how
-// others have changed the shards since.
+// until they change, except for a call that may wait and has no others. If few shards have room for
+// its count, they are left out for that call, too. The last time, the takes ignore how others have
+// changed the shards since.
 func (l *Limiter) aim(
 	x executor, calls []call, aims []aim, seen []*spread.Whole, held *holds, last bool,
 ) (all bool) {
@@ -193,7 +193,7 @@ func (l *Limiter) aim(
 				row := c.take(w.Layout, p.Shard, p.Count)
 				p.Least = row.Least()
 			}
-			a.wait = a.wait || c.Pausable() && !a.plan.Scarce
+			a.wait = a.wait || c.Pausable() && !p.Scarce
 		}
 	}
 	return all

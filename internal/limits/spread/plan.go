@@ -22,7 +22,8 @@ type Plan struct {
 	Able  []int
 	Parts []Part // what to take from several, in the order of their rows
 	Ahead bool   // the parts are reserved
-	// the parts are gathered from what little room MaxReserved or Within leaves in each shard
+	// no more than half of the shards would grant the call alone, or the parts are gathered from
+	// what little room MaxReserved or Within leaves in each
 	Scarce bool
 }
 
@@ -51,12 +52,16 @@ func (w *Whole) planBy(
 	var loose []Part // the shards that are not paused
 	row := *a
 	var values []float64
-	left := -a.Count
+	left, able := -a.Count, 0
 	for i := range w.Shards {
 		row.Rule, row.Leave = *shares.Of(i), leaves(a, w.Shards, i)
 		b := row.At(w.Rows[i], now)
 		values = append(values, b.Value)
 		left += max(0, b.Value)
+		_, alone := row.Grants(b)
+		if alone {
+			able++
+		}
 		if may != nil && !may(i) {
 			continue
 		}
@@ -64,10 +69,8 @@ func (w *Whole) planBy(
 		if there = append(there, one); b.PausedUntil == algebra.Open {
 			loose = append(loose, one)
 		}
-		if a.Count <= most || b.Value >= a.Count || w.Shards == 1 || !a.Pausable() {
-			if _, ok := row.Grants(b); ok {
-				p.Able = append(p.Able, i)
-			}
+		if alone && (a.Count <= most || b.Value >= a.Count || w.Shards == 1 || !a.Pausable()) {
+			p.Able = append(p.Able, i)
 		}
 	}
 	rounded := (a.Count + a.Capacity) * lastDigits
@@ -78,6 +81,7 @@ func (w *Whole) planBy(
 		slices.SortStableFunc(p.Able, func(a, b int) int {
 			return cmp.Compare(values[b], values[a])
 		})
+		p.Scarce = 2*able <= w.Shards
 		return p, true
 	}
 	if w.Shards == 1 || len(there) == 0 {
