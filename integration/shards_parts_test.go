@@ -93,12 +93,34 @@ func (p *parted) taken(t *testing.T, before []float64) (taken []float64) {
 	return taken
 }
 
-// A reservation of more than a call should wait for in one shard is taken in equal parts from shards
-// that nobody holds, in one round trip. It holds an advisory lock of each of these.
-func TestALargeReservationTakesPartsThatNobodyHolds(t *testing.T) {
+// A count of more than a call should wait for in one shard is taken in equal parts from shards that
+// nobody holds, in one round trip. It holds an advisory lock of each of these.
+func TestALargeCountTakesPartsThatNobodyHolds(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")
-	p := newParted(t)
+	for name, c := range map[string]struct {
+		tokens   float64 // in each shard; 0: they owe some
+		reserves bool
+	}{"Reserved": {reserves: true}, "ReservedWithTokensAtHand": {30, true}, "Taken": {30, false}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newParted(t)
+			if c.tokens > 0 {
+				p.owe(t, -c.tokens, 0, partedShards)
+			}
+			if !c.reserves {
+				p.limit = p.limit.Limit().Global()
+			}
+			if _, err := p.l.Autocommit(p.pool).CheckRateLimit(t.Context(), p.limit); err != nil {
+				t.Fatal(err)
+			}
+			takesFreeParts(t, p)
+		})
+	}
+}
+
+func takesFreeParts(t *testing.T, p *parted) {
+	t.Helper()
 	before := p.owed(t)
 	other := rig.Limiter(t, ratelimit.Config{})
 	var held []pgx.Tx
@@ -127,6 +149,26 @@ func TestALargeReservationTakesPartsThatNobodyHolds(t *testing.T) {
 	}
 	if taken := p.taken(t, before); !slices.Equal(taken, []float64{15, 15, 15, 15}) {
 		t.Errorf("took %v of the shards, want 15 of four", taken)
+	}
+}
+
+// If the shards have the tokens, as far as is known, no part is taken from a shard that has less by
+// now, although the call could wait for it.
+func TestPartsOfWhatIsAtHandDoNotWait(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "on a cluster parts are taken as they are planned")
+	p := newParted(t)
+	p.owe(t, -30, 0, partedShards)
+	if _, err := p.l.Autocommit(p.pool).CheckRateLimit(t.Context(), p.limit); err != nil {
+		t.Fatal(err)
+	}
+	p.owe(t, -5, 0, 4) // another process has taken from those that come first
+	var res ratelimit.Result
+	if err := p.l.InTx(t.Context(), p.pool, func(ctx context.Context, tx pgx.Tx) (err error) {
+		res, err = p.l.RateLimit(ctx, tx, p.limit.Count(60))
+		return err
+	}); err != nil || !res.OK || !res.RunAt.IsZero() {
+		t.Errorf("%+v, %v", res, err)
 	}
 }
 

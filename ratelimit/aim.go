@@ -122,17 +122,18 @@ func (l *Limiter) choose(a *aim, c *call, session uint32) bool {
 	return true
 }
 
-// divide aims at several shards by what is remembered, if the call may wait.
+// divide aims at several shards by what is remembered, if the call may wait, or if they have enough
+// for equal parts.
 func (l *Limiter) divide(x executor, a *aim, c *call) bool {
 	w := l.books.Known(c.Place, l.cfg.Clock)
-	if w == nil || !c.Pausable() {
+	if w == nil {
 		return false
 	}
 	free := l.books.Free(c.Place, w.Layout, x.session())
 	p, ok := w.Plan(&c.Ask, w.At, false, free)
 	*a = aim{c: c, layout: w.Layout, plan: p}
 	l.split(x, a, w, free)
-	return ok && len(p.Parts) > 0 && !p.Scarce
+	return ok && len(p.Parts) > 0 && !p.Scarce && (c.Pausable() || a.parts > 0)
 }
 
 // aim aims each call at rows that the transaction may lock, by what was just seen: that grants each
@@ -201,9 +202,10 @@ func (l *Limiter) aim(
 
 // lose notes the shards that did not grant what was seen in them: other transactions hold them. If
 // a call gets none of the parts that it gathers, another call probably gathers. A take that waits
-// has lost nothing: the shard for which it has waited has changed.
+// has lost nothing: the shard for which it has waited has changed. Of equal parts it is not known
+// which shards were held: those that are reserved are left out next time, as there are others.
 func (l *Limiter) lose(a *aim, seen *spread.Whole) {
-	if a.wait {
+	if a.wait || a.parts > 0 && !a.plan.Ahead {
 		return
 	}
 	none := true
@@ -226,16 +228,25 @@ func (l *Limiter) lose(a *aim, seen *spread.Whole) {
 	}
 }
 
-// split aims at several shards for equal parts of the count, if the plan is to reserve in several.
+// split aims at several shards for equal parts of the count, if the plan is to take from several.
 // Any of the candidates will do, so the call need not run again because another transaction holds
 // one of them. The answer may have several rows, which database/sql's sender does not read, or only
 // some of the parts, which must then be given back.
+//
+// If the shards have the tokens, equal parts must not wait either, and there must be two candidates
+// for each. Only InTx takes such parts, as it can roll back a take that was denied: that holds the
+// advisory locks of some candidates.
 func (l *Limiter) split(x executor, a *aim, w *spread.Whole, may func(int) bool) {
-	if !a.plan.Ahead || a.c.Within > 0 || x.single || x.stepwise || l.cfg.Portable {
+	if a.c.Within > 0 || a.c.Leave > 0 || x.single || x.stepwise || l.cfg.Portable {
 		return
 	}
-	if e, ok := w.Even(&a.c.Ask, w.At, may); ok {
+	e, ok := w.Even(&a.c.Ask, w.At, may)
+	switch {
+	case !ok:
+	case a.plan.Ahead:
 		a.from, a.parts, a.level = e.From, e.Parts, e.Least
+	case e.AtOnce && x.lazy != nil && len(e.From) >= 2*e.Parts:
+		a.from, a.parts, a.level = e.From, e.Parts, max(0, e.Least)
 	}
 }
 

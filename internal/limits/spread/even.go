@@ -7,14 +7,15 @@ import (
 	"github.com/weir-go/weir/internal/limits/algebra"
 )
 
-// Even are equal parts of a count, each to be reserved in one of some shards.
+// Even are equal parts of a count, each to be taken from one of some shards.
 type Even struct {
-	Parts int
-	From  []int   // candidates, the fullest first
-	Least float64 // that each must be left with
+	Parts  int
+	From   []int   // candidates, the fullest first
+	Least  float64 // that each must be left with
+	AtOnce bool    // each candidate has its part, so none has to wait
 }
 
-// Even returns how to reserve a count that is too large for one shard in equal parts, if the shards
+// Even returns how to take a count that is too large for one shard in equal parts, if the shards
 // that may allows can grant them.
 //
 // The number of parts is a power of two, so that they add up exactly. A part may be half as large
@@ -45,6 +46,7 @@ func (w *Whole) Even(a *algebra.Ask, now int64, may func(int) bool) (e Even, ok 
 	}
 	slices.SortStableFunc(e.From, func(i, j int) int { return cmp.Compare(left[j], left[i]) })
 	e.From = e.From[:min(len(e.From), 4*e.Parts)]
-	e.Least = left[e.From[len(e.From)-1]] - 2*part
+	last := left[e.From[len(e.From)-1]]
+	e.Least, e.AtOnce = last-2*part, last >= 0
 	return e, true
 }

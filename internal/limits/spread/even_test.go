@@ -57,6 +57,9 @@ func TestEqualPartsAreThoseOfTheFullestShards(t *testing.T) {
 			}
 			last = after.Value
 		}
+		if e.AtOnce != (last >= 0) {
+			t.Fatalf("at once: %v, though the last candidate keeps %v", e.AtOnce, last)
+		}
 		for i := range w.Rows {
 			row := PartOf(c, n, i, part)
 			if after, ok := row.Grants(w.Rows[i]); ok && open[i] && after.Value > last && !slices.Contains(e.From, i) {
