@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -289,6 +290,44 @@ func TestCallersWaitForAnotherNumberOfShards(t *testing.T) {
 			rig.Commit(t, operator)
 			if got := <-ended; got.err != nil || !got.res.OK {
 				t.Errorf("%+v, %v", got.res, got.err)
+			}
+		})
+	}
+}
+
+// beforeTakes does something before the first so many transactions that begin with a take.
+type beforeTakes struct {
+	afterBatch
+	times int
+	then  func()
+}
+
+func (b *beforeTakes) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
+	if b.times > 0 && strings.HasPrefix(d.Batch.QueuedQueries[0].SQL, "BEGIN") {
+		b.times--
+		b.then()
+	}
+	return ctx
+}
+
+// A call that meets another number of shards each time that it tries has lost no tokens to others.
+// It is not denied for that.
+func TestACallThatMeetsSeveralNumbersOfShardsIsNotDenied(t *testing.T) {
+	t.Parallel()
+	for _, level := range rig.Levels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			var tracer beforeTakes
+			pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &tracer })
+			l, r := rig.Limiter(t, ratelimit.Config{}), fourShards.For("k")
+			takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), r)))
+			n := 4
+			tracer.times, tracer.then = 3, func() {
+				n = 12 - n // 8 and 4 in turn
+				reshard(t, pool, nil, n, r)
+			}
+			if got := <-decided(l, pool, level, r); got.err != nil || !got.res.OK || tracer.times > 0 {
+				t.Errorf("%+v, %v; %d changes did not come", got.res, got.err, tracer.times)
 			}
 		})
 	}

@@ -231,7 +231,7 @@ func TestACallThatMayWaitWaitsForTheShardThatItMayLock(t *testing.T) {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
 			pool, l, r := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{}), fourShards.For("k").OrReserve()
-			fillShards(t, pool, r, -1, -1, 10, -1) // each may owe 1
+			fillShards(t, pool, r, -1, -1, 10, -1)                                  // each may owe 1
 			takeOK(t, first(l.Autocommit(pool).RateLimit(t.Context(), r.Count(0)))) // learns that
 			fillShards(t, pool, r, 10, 10, -1, 10)
 			holder := holdThree(t, pool, r.Count(8))

@@ -103,8 +103,15 @@ func (l *Limiter) decide(
 	if err != nil {
 		return Result{}, err
 	}
+	changes := 0
 	for round := 1; ; round++ {
 		if seen != nil {
+			if aims != nil && haveMoved(aims, seen) { // it has lost no tokens to others
+				if changes++; changes > mostChanges {
+					return Result{}, explain(ctx, errMoving, "take", calls)
+				}
+				round = 1
+			}
 			if res := l.judge(seen, calls); !res.OK {
 				if x.doubts() {
 					x.lazy.unsure = l.stillDenied(seen, calls, x.attempt.again)
@@ -161,6 +168,19 @@ func (l *Limiter) decide(
 			held.add(aims, seen, time.Since(sent))
 		}
 	}
+}
+
+// mostChanges is how many changes of the number of shards a call may meet, each just before a TAKE.
+const mostChanges = 10
+
+// haveMoved reports whether a limit has other shards by now than those that were aimed at.
+func haveMoved(aims []aim, seen []*spread.Whole) bool {
+	for i := range aims {
+		if aims[i].layout != seen[i].Layout {
+			return true
+		}
+	}
+	return false
 }
 
 // errUndecided says that LOOK found enough tokens each time, and TAKE then lost them to other

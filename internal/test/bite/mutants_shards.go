@@ -31,6 +31,8 @@ var ofShards = []mutant{
 		"		if a.plan.Scarce {\n", "		if false && a.plan.Scarce {\n", "OneCallerGathers", whole, true},
 	{"shards: the last of the room is gathered from all", "internal/limits/spread/plan.go",
 		"; k = min(2*k, all) {", "; k = all {", "ScarceRoom", []string{"./internal/limits/spread"}, true},
+	{"shards: a change of their number counts as a loss to others", "ratelimit/protocol.go",
+		"				round = 1\n", "				round += 0\n", "MeetsSeveralNumbers", whole, true},
 	{"shards: a reservation waits for the last of the room", "internal/limits/spread/plan.go",
 		"p.Scarce = 2*able <= w.Shards", "", "HasLostTheLastOfTheRoom", whole, true},
 	{"shards: a reservation is denied though most shards have room", "internal/limits/spread/plan.go",
