@@ -245,8 +245,8 @@ func (l *Limiter) split(x executor, a *aim, w *spread.Whole, may func(int) bool)
 	case !ok:
 	case a.plan.Ahead:
 		a.from, a.parts, a.level = e.From, e.Parts, e.Least
-	case e.AtOnce && x.lazy != nil && len(e.From) >= 2*e.Parts:
-		a.from, a.parts, a.level = e.From, e.Parts, max(0, e.Least)
+	case e.AtOnce >= 2*e.Parts && x.lazy != nil:
+		a.from, a.parts, a.level = e.From[:e.AtOnce], e.Parts, max(0, e.Least)
 	}
 }
 

@@ -12,7 +12,7 @@ type Even struct {
 	Parts  int
 	From   []int   // candidates, the fullest first
 	Least  float64 // that each must be left with
-	AtOnce bool    // each candidate has its part, so none has to wait
+	AtOnce int     // how many of the candidates have their part, so that it need not wait
 }
 
 // Even returns how to take a count that is too large for one shard in equal parts, if the shards
@@ -46,7 +46,9 @@ func (w *Whole) Even(a *algebra.Ask, now int64, may func(int) bool) (e Even, ok 
 	}
 	slices.SortStableFunc(e.From, func(i, j int) int { return cmp.Compare(left[j], left[i]) })
 	e.From = e.From[:min(len(e.From), 4*e.Parts)]
-	last := left[e.From[len(e.From)-1]]
-	e.Least, e.AtOnce = last-2*part, last >= 0
+	e.Least = left[e.From[len(e.From)-1]] - 2*part
+	for e.AtOnce < len(e.From) && left[e.From[e.AtOnce]] >= 0 {
+		e.AtOnce++
+	}
 	return e, true
 }

@@ -57,8 +57,10 @@ func TestEqualPartsAreThoseOfTheFullestShards(t *testing.T) {
 			}
 			last = after.Value
 		}
-		if e.AtOnce != (last >= 0) {
-			t.Fatalf("at once: %v, though the last candidate keeps %v", e.AtOnce, last)
+		for k, i := range e.From {
+			if atOnce := w.Rows[i].Value >= part; atOnce != (k < e.AtOnce) {
+				t.Fatalf("%d parts of %v at once, of %v", e.AtOnce, part, w.Rows)
+			}
 		}
 		for i := range w.Rows {
 			row := PartOf(c, n, i, part)

@@ -171,7 +171,7 @@ var ofTheCore = []mutant{
 	{"foresee: at READ COMMITTED as well", "ratelimit/execute.go",
 		"!x.lazy.begun && x.attempt.keepsSnapshot()\n", "!x.lazy.begun\n", "RunsOnceMore", whole, true},
 	{"foresee: what it grants is looked at again", "ratelimit/protocol.go",
-		"if seen != nil {\n			if res", "if seen != nil {\n			if x.doubts() {\n				x.lazy.unsure = l.stillDenied(seen, calls, x.attempt.again)\n			}\n			if res", "TokensThatHaveCome", whole, true},
+		"if seen != nil {\n			if aims", "if seen != nil {\n			if x.doubts() {\n				x.lazy.unsure = l.stillDenied(seen, calls, x.attempt.again)\n			}\n			if aims", "TokensThatHaveCome", whole, true},
 	{"remember: for ever", "internal/limits/denials/denials.go",
 		"if at < v.At || at > v.RetryAt", "if at < v.At && at > v.RetryAt", "Remember", whole, true},
 
