@@ -54,7 +54,8 @@ package ratelimit
 //
 //	verbs.go         reset, pause, resume, give back, all limits of a key at once
 //	rows.go          changes all rows of a limit, or those that a call took from, and what the
-//	                 process learns then; to which shards tokens go back
+//	                 process learns then
+//	back.go          where tokens of a shard go back to after a change of the number of shards
 //	excess.go        which shards are charged if more was used than reserved
 //	prune.go         deletes rows that are full again
 //	prune_portable.go  the same, key by key

@@ -2,12 +2,9 @@ package ratelimit
 
 import (
 	"context"
-	"math"
 	"slices"
 	"time"
 
-	"github.com/weir-go/weir/internal/limits/algebra"
-	"github.com/weir-go/weir/internal/limits/spread"
 	"github.com/weir-go/weir/internal/limits/where"
 	"github.com/weir-go/weir/shard"
 )
@@ -259,90 +256,4 @@ func (l *Limiter) learn(x executor, done []*statement, calls []call) {
 		}
 	}
 	freed(x, func() { l.forget(calls) })
-}
-
-// followed returns the rows that have the tokens of closed rows now, which are sorted, and the
-// closed rows once more if their lines move. If the limit was pruned because it was full, it is its
-// row without shards that has them.
-func (l *Limiter) followed(ctx context.Context, x executor, left []change) ([]change, error) {
-	limits := slices.CompactFunc(callsOf(left),
-		func(a, b call) bool { return a.Place == b.Place })
-	seen, err := l.see(ctx, x, limits)
-	if err != nil {
-		return nil, err
-	}
-	var rows []change
-	i := 0
-	for k := range left {
-		c := &left[k]
-		if c.Place != limits[i].Place {
-			i++
-		}
-		w := seen[i]
-		if from, _ := shard.Address(c.Shard); w.Layout == from {
-			continue
-		}
-		for _, r := range c.back(w) {
-			_, to := shard.Address(r.Shard)
-			w.Rows[to].Value += r.Count - r.used // what comes next finds it fuller
-			rows = append(rows, r)
-		}
-		if n := c.unused(c.after, w.At); n > 0 {
-			moves := *c
-			moves.line = n
-			rows = append(rows, moves)
-		}
-	}
-	return rows, nil
-}
-
-// unused returns how much c gives back if its row is as b.
-func (c *change) unused(b algebra.Balance, now int64) float64 {
-	return c.Unused(b, algebra.Receipt{Count: c.Count, Left: c.Left}, now) - c.used
-}
-
-// back returns what c, a take from a shard of a former layout, gives back to the shards of the
-// present one. The shards that overlap with the old one may be full by now, with tokens of others.
-// So back gives to the shards with the fewest tokens.
-func (c *change) back(w *spread.Whole) []change {
-	n := c.Count - c.used
-	switch {
-	case n <= 0:
-		return c.follow(w.Layout)
-	case c.Windowed && c.Owed > 0:
-		return c.backAhead(w)
-	}
-	from, _ := shard.Address(c.Shard)
-	of := c.resized(from, w.Layout)
-	there := make([]spread.Part, w.Shards)
-	for i := range there {
-		there[i] = spread.Part{Shard: i, Count: -of.At(w.Rows[i], w.At).Value, Most: math.Inf(1)}
-	}
-	var all []change
-	for _, p := range spread.Level(there, n) {
-		r := of.partly(p.Count / n)
-		r.Shard = w.Row(p.Shard)
-		all = append(all, r)
-	}
-	return all
-}
-
-// backAhead is back for a take that was reserved in a window. It gives to the shards that overlap
-// with the old one, and so have its debt. How much comes back depends on the line of the old shard,
-// which is that of its closed row: the new ones may be made of several lines.
-func (c *change) backAhead(w *spread.Whole) (all []change) {
-	from, i := shard.Address(c.Shard)
-	of := c.resized(from, w.Layout)
-	// given back as to a bucket, which reckons nothing; Owed still says whether c has waited
-	of.Windowed, of.Credit, of.Owed = false, false, c.Owed-c.Credited()
-	for _, o := range shard.Overlaps(from.Shards, i, w.Shards) {
-		b := c.after
-		b.PausedUntil = max(b.PausedUntil, w.Rows[o.Shard].Since()) // what flows in until then is in it
-		if n := c.unused(b, w.At); n > 0 {
-			r := of
-			r.Shard, r.Count, r.used = w.Row(o.Shard), n*o.Share, 0
-			all = append(all, r)
-		}
-	}
-	return all
 }

@@ -97,3 +97,24 @@ func Overlaps(from, i, to int) []Overlap {
 	}
 	return all
 }
+
+// Path tells where shard i of a limit has gone that has had so many shards, one number after the
+// other. The shares add up to 1, but for rounding.
+func Path(i int, shards ...int) []Overlap {
+	at := []Overlap{{i, 1}}
+	for k := 1; k < len(shards); k++ {
+		share := make([]float64, shards[k])
+		for _, old := range at {
+			for _, o := range Overlaps(shards[k-1], old.Shard, shards[k]) {
+				share[o.Shard] += old.Share * o.Share
+			}
+		}
+		at = at[:0]
+		for j := range share {
+			if share[j] > 0 {
+				at = append(at, Overlap{j, share[j]})
+			}
+		}
+	}
+	return at
+}

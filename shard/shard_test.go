@@ -137,3 +137,30 @@ func TestShardsGoWhollyToOthers(t *testing.T) {
 		}
 	})
 }
+
+// A path goes through each number of shards. From one shard, or to one, it is the same as straight
+// on.
+func TestAPathGoesThroughAllNumbersOfShards(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		shards []int
+		i      int
+		want   []shard.Overlap
+	}{
+		{[]int{4}, 2, []shard.Overlap{{2, 1}}},
+		{[]int{2, 4}, 1, []shard.Overlap{{2, 0.5}, {3, 0.5}}},
+		{[]int{4, 2, 4}, 0, []shard.Overlap{{0, 0.5}, {1, 0.5}}},
+		{[]int{4, 1, 2}, 3, []shard.Overlap{{0, 0.5}, {1, 0.5}}},
+		{[]int{2, 3, 2}, 0, []shard.Overlap{{0, 5. / 6}, {1, 1. / 6}}},
+	} {
+		got := shard.Path(c.i, c.shards...)
+		if len(got) != len(c.want) {
+			t.Fatalf("%v: %v, want %v", c.shards, got, c.want)
+		}
+		for k := range got {
+			if got[k].Shard != c.want[k].Shard || math.Abs(got[k].Share-c.want[k].Share) > 1e-12 {
+				t.Errorf("%v: %v, want %v", c.shards, got, c.want)
+			}
+		}
+	}
+}

@@ -34,6 +34,7 @@ var purposes = map[string]string{
 	"look":             "reads a balance: every denial is based on it",
 	"lookShards":       "reads the layout of a key and all of its shards",
 	"lookSpread":       "lookShards of a limit without keys, on Citus",
+	"lookClosed":       "reads which layouts a limit has had",
 	"head":             "locks the row that says how many shards a key has",
 	"put":              "overwrites a row, under the lock of the head",
 	"closedLine":       "locks rows of a former layout, and reads when the pause of their limit ends",

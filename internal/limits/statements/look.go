@@ -41,6 +41,19 @@ func (n names) lookSpread() string {
 ` + shards(`(SELECT coalesce(max(value), 1::float8) AS layout FROM l)`, `r WHERE`)
 }
 
+// lookClosed reads the rows of a limit's former layouts, in columns like those of lookShards. Only
+// the shards mean something.
+//
+// Locks: none. Predicate reads: the rows of the limit.
+//
+// $1 name $2 keys $3 clock
+func (n names) lookClosed() string {
+	return `SELECT 1::float8, pg_catalog.array_agg(shard), pg_catalog.array_agg(0::float8),
+	pg_catalog.array_agg(0::bigint), pg_catalog.array_agg(0::bigint), pg_catalog.array_agg(0::bigint),
+	pg_catalog.array_agg(0::float8), coalesce($3::timestamptz, clock_timestamp())
+FROM ` + n.balance + ` WHERE name = $1::text AND key = ANY ($2::text[]) AND shard >= 0 AND value = '-Infinity'`
+}
+
 // shards reads the shards of a layout from rows.
 func shards(layout, rows string) string {
 	return `SELECT h.layout, b.shards, b.balances, b.times, b.pauses, b.delays, b.moves, coalesce($3::timestamptz, clock_timestamp())

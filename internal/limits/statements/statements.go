@@ -12,6 +12,7 @@ type Statements struct {
 	Many, InRange                      Many // InRange on Citus
 	Charge, ChargeShard, Settle, Reset string
 	Look, LookShards, LookSpread       string
+	LookClosed                         string
 	Lines, Head, Put                   string
 	ClosedLine                         string
 	PauseClosed, ResumeClosed          string
@@ -43,7 +44,8 @@ func New(schema string, portable bool) Statements {
 		Many: n.many(portable), InRange: n.inRange(),
 		Charge: n.charge(), ChargeShard: n.chargeShard(), Settle: n.settle(), Reset: n.reset(),
 		Look: n.look(), LookShards: n.lookShards(), LookSpread: n.lookSpread(),
-		Lines: n.lines(), Head: n.head(), Put: n.put(),
+		LookClosed: n.lookClosed(),
+		Lines:      n.lines(), Head: n.head(), Put: n.put(),
 		ClosedLine:  n.closedLine(),
 		PauseClosed: n.pauseClosed(), ResumeClosed: n.resumeClosed(),
 		ResetKey: n.resetKey(), ResetKeyHere: n.resetKeyHere(),

@@ -321,6 +321,12 @@ WHERE b.name = $1::text AND b.key = $2::text FOR UPDATE OF b SKIP LOCKED;
 SELECT b.value, b.ts, b.paused_until, b.delay, b.moved, coalesce($4::timestamptz, clock_timestamp())
 FROM (VALUES (1)) AS one LEFT JOIN "public".weir_balance b ON b.name = $1::text AND b.key = $2::text AND b.shard = $3::integer;
 
+-- lookClosed: reads which layouts a limit has had
+SELECT 1::float8, pg_catalog.array_agg(shard), pg_catalog.array_agg(0::float8),
+	pg_catalog.array_agg(0::bigint), pg_catalog.array_agg(0::bigint), pg_catalog.array_agg(0::bigint),
+	pg_catalog.array_agg(0::float8), coalesce($3::timestamptz, clock_timestamp())
+FROM "public".weir_balance WHERE name = $1::text AND key = ANY ($2::text[]) AND shard >= 0 AND value = '-Infinity';
+
 -- lookShards: reads the layout of a key and all of its shards
 SELECT h.layout, b.shards, b.balances, b.times, b.pauses, b.delays, b.moves, coalesce($3::timestamptz, clock_timestamp())
 FROM (SELECT l.layout, (l.layout::integer >> 11 << 20) + (l.layout::integer & 2047) * ((l.layout::integer & 2047) - 1) / 2 AS first,
