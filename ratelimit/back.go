@@ -65,15 +65,17 @@ func (l *Limiter) lookClosedOf(c *call) *statement {
 func (l *look) layouts(from, to shard.Layout) (counts []int) {
 	had := map[int]int{}
 	for _, row := range l.shards {
-		if layout, _ := shard.Address(row); layout.Generation > from.Generation {
-			had[layout.Generation] = layout.Shards
+		if !shard.IsRow(row) { // made by hand
+			continue
+		}
+		layout, _ := shard.Address(row)
+		if nr := layout.Generation; from.Generation < nr && nr < to.Generation {
+			had[nr] = layout.Shards
 		}
 	}
 	counts = append(counts, from.Shards)
-	for _, generation := range slices.Sorted(maps.Keys(had)) {
-		if generation < to.Generation {
-			counts = append(counts, had[generation])
-		}
+	for _, nr := range slices.Sorted(maps.Keys(had)) {
+		counts = append(counts, had[nr])
 	}
 	return append(counts, to.Shards)
 }

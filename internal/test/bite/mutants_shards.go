@@ -90,7 +90,7 @@ var ofShards = []mutant{
 	{"shards: what comes back takes the room of others", "ratelimit/back.go",
 		"give := min(n*o.Share, max(0, of.Capacity+p.Count), rest)", "give := 0 * rest", "TakesNoRoom", whole, true},
 	{"shards: what comes back takes no way round", "ratelimit/back.go",
-		"if generation < to.Generation {", "if generation < 0 {", "TakesNoRoom", whole, true},
+		"nr < to.Generation {", "nr < 0 {", "TakesNoRoom", whole, true},
 	{"shards: what comes back to full shards is lost, though others have room", "ratelimit/back.go",
 		"rest > n*1e-9 {", "false {", "FindsRoomElsewhere", whole, true},
 	{"shards: a charge makes the line of a closed row no number", "internal/limits/statements/give.go",
