@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -25,8 +26,8 @@ func TestWhatComesBackTakesNoRoomOfOthers(t *testing.T) {
 			pool := pgtest.Pool(t)
 			limit := ratelimit.MustDefine("back"+name, rule, ratelimit.Shards(4))
 			v := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
-			for round := range 20 {
-				r := limit.For(string(rune('a' + round)))
+			for round := range 60 {
+				r := limit.For(fmt.Sprint(round))
 				var took []ratelimit.Reservation
 				used := 0.0
 				settle := func() {
@@ -73,13 +74,14 @@ func TestWhatComesBackFindsRoomElsewhere(t *testing.T) {
 	pool := pgtest.Pool(t)
 	limit := ratelimit.MustDefine("elsewhere", ratelimit.TokenBucket{Rate: 12, Period: rig.Century}, ratelimit.Shards(4))
 	v := rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
-	for _, last := range []string{"min", "max"} { // the shard that has room
-		r := limit.For(last)
+	for nr := range 20 { // which shard is taken from is chance
+		last := []string{"min", "max"}[nr%2] // the shard that has room
+		r := limit.For(fmt.Sprint(nr))
 		took := takeOK(t, first(v.RateLimit(t.Context(), r.Count(3)))).Reservation()
 		reshard(t, pool, nil, 2, r)
 		rig.Exec(t, pool, `UPDATE weir_balance b SET value = CASE WHEN b.shard = s.shard THEN 0 ELSE 6 END
-			FROM (SELECT `+last+`(shard) AS shard FROM weir_balance WHERE key = '`+last+`' AND shard > 0 AND value > '-Infinity') s
-			WHERE b.key = '`+last+`' AND b.shard > 0 AND b.value > '-Infinity'`)
+			FROM (SELECT `+last+`(shard) AS shard FROM weir_balance WHERE key = '`+r.Key()+`' AND shard > 0 AND value > '-Infinity') s
+			WHERE b.key = '`+r.Key()+`' AND b.shard > 0 AND b.value > '-Infinity'`)
 		if ok, err := v.Release(t.Context(), took); err != nil || !ok {
 			t.Fatal(ok, err)
 		}
