@@ -7,8 +7,8 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
-// The layouts between two are told by the closed rows, in their order. Rows that no layout has mean
-// nothing, and those of others are not on the way.
+// The closed rows say which layouts a limit had between two others, and in which order. Rows of
+// earlier and later layouts do not count, and neither do rows that no layout has.
 func TestClosedRowsTellTheLayouts(t *testing.T) {
 	t.Parallel()
 	layout := func(generation, shards int) shard.Layout { return shard.Layout{Shards: shards, Generation: generation} }

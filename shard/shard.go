@@ -99,7 +99,7 @@ func Overlaps(from, i, to int) []Overlap {
 }
 
 // Path tells where shard i of a limit has gone that has had so many shards, one number after the
-// other. The shares add up to 1, but for rounding.
+// other. The shares add up to 1, apart from rounding.
 func Path(i int, shards ...int) []Overlap {
 	at := []Overlap{{i, 1}}
 	for k := 1; k < len(shards); k++ {
