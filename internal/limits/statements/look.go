@@ -57,7 +57,7 @@ FROM ` + n.balance + ` WHERE name = $1::text AND key = ANY ($2::text[]) AND shar
 // shards reads the shards of a layout from rows.
 func shards(layout, rows string) string {
 	return `SELECT h.layout, b.shards, b.balances, b.times, b.pauses, b.delays, b.moves, coalesce($3::timestamptz, clock_timestamp())
-FROM (SELECT l.layout, (l.layout::integer >> 11 << 20) + (l.layout::integer & 2047) * ((l.layout::integer & 2047) - 1) / 2 AS first,
+FROM (SELECT l.layout, (l.layout::integer >> 11 << 20) + ((l.layout::integer & 2047) * ((l.layout::integer & 2047) - 1) >> 1) AS first,
 		(l.layout::integer & 2047) AS n
 	FROM ` + layout + ` l) h
 LEFT JOIN LATERAL (SELECT pg_catalog.array_agg(shard) AS shards, pg_catalog.array_agg(value) AS balances,

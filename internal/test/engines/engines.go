@@ -49,6 +49,9 @@ var changes = regexp.MustCompile(
 	`(?:INSERT INTO|UPDATE|DELETE FROM)\s+((?:"[^"]*"\.)?weir_\w+)`,
 )
 
+// divisor matches a division, and what it divides by.
+var divisor = regexp.MustCompile(`/\s*([\w$.:]+)`)
+
 // Problems returns what other engines refuse in a statement, in alphabetical order.
 func Problems(sql string) (all []string) {
 	for why, pattern := range excluded {
@@ -63,6 +66,11 @@ func Problems(sql string) (all []string) {
 	for _, m := range changes.FindAllStringSubmatch(sql, -1) {
 		if changed[m[1]]++; changed[m[1]] == 2 {
 			all = append(all, "two changes of "+m[1]+" in one statement: CockroachDB refuses them")
+		}
+	}
+	for _, m := range divisor.FindAllStringSubmatch(sql, -1) {
+		if !strings.HasSuffix(m[1], "::float8") {
+			all = append(all, "a division by "+m[1]+", which may be an integer: CockroachDB's do not round")
 		}
 	}
 	for _, n := range Untyped(sql) {

@@ -48,6 +48,8 @@ func TestWhatOtherEnginesRefuseIsFound(t *testing.T) {
 		`SELECT value FROM weir_balance WHERE key = $1::text FOR NO KEY UPDATE`: 0,
 		`SELECT value FROM weir_balance WHERE key = $1::text FOR SHARE`:         1,
 		`SELECT value FROM weir_balance WHERE key = $1::text FOR KEY SHARE`:     1,
+		`SELECT value / $1::float8 FROM weir_balance WHERE key = $2::text`:      0,
+		`SELECT shard / 2 FROM weir_balance WHERE key = $1::text`:               1,
 		`LISTEN weir`:                        1,
 		`CREATE TABLE weir_other (key text)`: 1,
 		`UPDATE weir_balance SET value = 1 WHERE key = $1::text`: 0,

@@ -329,7 +329,7 @@ FROM "public".weir_balance WHERE name = $1::text AND key = ANY ($2::text[]) AND 
 
 -- lookShards: reads the layout of a key and all of its shards
 SELECT h.layout, b.shards, b.balances, b.times, b.pauses, b.delays, b.moves, coalesce($3::timestamptz, clock_timestamp())
-FROM (SELECT l.layout, (l.layout::integer >> 11 << 20) + (l.layout::integer & 2047) * ((l.layout::integer & 2047) - 1) / 2 AS first,
+FROM (SELECT l.layout, (l.layout::integer >> 11 << 20) + ((l.layout::integer & 2047) * ((l.layout::integer & 2047) - 1) >> 1) AS first,
 		(l.layout::integer & 2047) AS n
 	FROM (SELECT coalesce(max(value), 1::float8) AS layout FROM "public".weir_balance
 		WHERE name = $1::text AND key = $2::text AND shard = -1) l) h
@@ -347,7 +347,7 @@ WITH l AS MATERIALIZED (
 	WHERE name = $1::text AND key = ANY ($4::text[]) AND shard >= 0
 )
 SELECT h.layout, b.shards, b.balances, b.times, b.pauses, b.delays, b.moves, coalesce($3::timestamptz, clock_timestamp())
-FROM (SELECT l.layout, (l.layout::integer >> 11 << 20) + (l.layout::integer & 2047) * ((l.layout::integer & 2047) - 1) / 2 AS first,
+FROM (SELECT l.layout, (l.layout::integer >> 11 << 20) + ((l.layout::integer & 2047) * ((l.layout::integer & 2047) - 1) >> 1) AS first,
 		(l.layout::integer & 2047) AS n
 	FROM (SELECT coalesce(max(value), 1::float8) AS layout FROM l) l) h
 LEFT JOIN LATERAL (SELECT pg_catalog.array_agg(shard) AS shards, pg_catalog.array_agg(value) AS balances,
