@@ -102,3 +102,74 @@ func TestADeadlockOfTwoWorkersIsRunAgain(t *testing.T) {
 		})
 	}
 }
+
+// Two transactions of which each reads what the other writes conflict at SERIALIZABLE. If both are
+// on one worker, it finds that at COMMIT. Citus then reports the error of a worker that was lost,
+// so InTx cannot tell them apart: it does not run the transaction again, and does not say that it
+// was rolled back.
+func TestAConflictThatAWorkerFindsAtCommitHasAnUnknownOutcome(t *testing.T) {
+	cluster(t)
+	pool := wide(t, pgtest.Pool(t))
+	ddl(t, pool, `CREATE TABLE oncall (id text COLLATE "C" PRIMARY KEY, on_call bool NOT NULL)`,
+		`SELECT create_distributed_table('oncall', 'id', colocate_with => 'weir_balance')`)
+	doctors := []string{"d0"}
+	for i := 1; len(doctors) < 2; i++ {
+		if k := fmt.Sprint("d", i); portOf(t, pool, k) == portOf(t, pool, doctors[0]) {
+			doctors = append(doctors, k)
+		}
+	}
+	l := limiter(t, ratelimit.Config{Citus: true, IsoLevel: pgx.Serializable})
+	for _, doctor := range doctors {
+		exec(t, pool, `INSERT INTO oncall VALUES ('`+doctor+`', true)`)
+	}
+
+	var runs atomic.Int64
+	var read, both sync.WaitGroup
+	read.Add(2)
+	told := make([]error, 2)
+	for i, doctor := range doctors {
+		both.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			meet := sync.OnceFunc(func() { read.Done(); read.Wait() })
+			told[i] = l.InTx(ctx, pool, func(ctx context.Context, tx pgx.Tx) error {
+				runs.Add(1)
+				var other bool
+				err := tx.QueryRow(ctx, `SELECT on_call FROM oncall WHERE id = $1`, doctors[1-i]).Scan(&other)
+				if err == nil {
+					err = l.Consume(ctx, tx, budget.For(doctor))
+				}
+				if err == nil {
+					_, err = tx.Exec(ctx, `UPDATE oncall SET on_call = NOT $2 WHERE id = $1`, doctor, other)
+				}
+				meet()
+				return err
+			})
+		})
+	}
+	both.Wait()
+	won := 0
+	for i, doctor := range doctors {
+		left, still := capacity-1.0, false
+		if told[i] == nil {
+			won++
+		} else {
+			left, still = capacity, true
+			var pg *pgconn.PgError
+			if !errors.Is(told[i], ratelimit.ErrOutcomeUnknown) || !errors.As(told[i], &pg) || pg.Code != "XX000" {
+				t.Errorf("got %v, want an unknown outcome for Citus' XX000", told[i])
+			}
+			t.Log(told[i])
+		}
+		state, err := l.Autocommit(pool).Value(t.Context(), budget.For(doctor))
+		if err != nil || state.Value < left || state.Value >= left+0.9 { // a token comes an hour
+			t.Errorf("%v: %v, %v are left, want %v", doctor, err, state.Value, left)
+		}
+		if got := scan[bool](t, pool, `SELECT on_call FROM oncall WHERE id = $1`, doctor); got != still {
+			t.Errorf("%v is on call: %v, want %v", doctor, got, still)
+		}
+	}
+	if won != 1 || runs.Load() != 2 {
+		t.Errorf("%d of 2 were committed, in %d runs: want one, in two", won, runs.Load())
+	}
+}

@@ -3,6 +3,7 @@ package citus
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/inspect"
 	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/schema"
@@ -98,7 +100,48 @@ func TestTokensStandWithTheTenantsRows(t *testing.T) {
 				t.Errorf("%v are left of the limit without keys", got)
 			}
 			standTogether(t, pool, l)
+			areReadAndPruned(t, pool, l)
 		})
+	}
+}
+
+// areReadAndPruned looks at keys page by page, and prunes them in small batches. Some of these keys
+// have another order where the tenant's column sorts otherwise than by bytes.
+func areReadAndPruned(t *testing.T, pool *pgxpool.Pool, l *ratelimit.Limiter) {
+	t.Helper()
+	soon := ratelimit.MustDefine("soon", ratelimit.TokenBucket{Rate: 1, Period: time.Millisecond})
+	keys := []string{"B", "Z", "_", "a", "a-b", "ab", "\u00e9", "\u4e2d"} // in the order of their bytes
+	for _, key := range keys {
+		if err := l.Autocommit(pool).Consume(t.Context(), soon.For(key)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	look, err := inspect.New(pool, inspect.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seen []string
+	for page := (inspect.Page{Most: 2}); ; {
+		balances, next, err := look.Keys(t.Context(), soon.Name(), page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, b := range balances {
+			seen = append(seen, b.Key)
+		}
+		if page.From = next; next == "" {
+			break
+		}
+	}
+	if !slices.Equal(seen, keys) {
+		t.Errorf("read %q, want %q", seen, keys)
+	}
+	time.Sleep(50 * time.Millisecond) // until all are full
+	before := scan[int](t, pool, `SELECT count(*) FROM weir_balance`)
+	done, err := l.Prune(t.Context(), pool, ratelimit.PruneConfig{Batch: 3, Share: 1})
+	left := scan[int](t, pool, `SELECT count(*) FROM weir_balance WHERE name = $1`, soon.Name())
+	if err != nil || left != 0 || int(done.Looked) != before || int(done.Deleted) != len(keys) {
+		t.Errorf("%v: %+v of %d rows, %d are left: want all %d keys deleted", err, done, before, left, len(keys))
 	}
 }
 
