@@ -26,7 +26,10 @@ func (f *fixture) books(t testing.TB) *books {
 				return err
 			}
 			if err := each(ctx, tx, `SELECT name, key, sum(least(value, capacity)) FILTER (WHERE shard >= 0),
-				coalesce(sum(rate * extract(epoch FROM paused_until - ts)::float8 * 1e6 / period)
+				coalesce(sum(rate * CASE WHEN origin IS NULL
+					THEN extract(epoch FROM paused_until - ts)::float8 * 1e6 / period
+					ELSE floor(extract(epoch FROM paused_until - origin)::float8 * 1e6 / period)
+						- floor(extract(epoch FROM ts - origin)::float8 * 1e6 / period) END)
 					FILTER (WHERE shard >= 0 AND paused_until > ts), 0),
 				coalesce(max(value::bigint % 2048) FILTER (WHERE shard = -1), 1),
 				coalesce(max(value::bigint / 2048 - 1) FILTER (WHERE shard = -1), 0)

@@ -134,6 +134,44 @@ func TestWhatFullShardsLetGoIsAllThatAMergeTakes(t *testing.T) {
 	}
 }
 
+// A shard of a window that waits for a merge waits until the next window, and has that one's tokens
+// already: the books balance by these, and not by how long it waits.
+func TestTheBooksOfAWindowThatWaitsForAMerge(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	const all = 50
+	request := sharded(2)["window"].For("k")
+	inTx := func(do func(ctx context.Context, tx pgx.Tx) error) {
+		t.Helper()
+		if err := f.app.limiter.InTx(t.Context(), f.pool, do); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var taken ratelimit.Reservation
+	for range all {
+		inTx(func(ctx context.Context, tx pgx.Tx) error {
+			res, err := f.app.limiter.RateLimit(ctx, tx, request)
+			if taken = res.Reservation(); err == nil {
+				err = res.Err()
+			}
+			return err
+		})
+	}
+	inTx(func(ctx context.Context, tx pgx.Tx) error {
+		_, err := f.app.limiter.Settle(ctx, tx, taken, request.Count(1.5))
+		return err
+	})
+	inTx(func(ctx context.Context, tx pgx.Tx) error {
+		return f.app.limiter.Reshard(ctx, tx, 1, request)
+	})
+	acc := account{"window", "k"}
+	b := f.books(t)
+	if gone := all - b.balances[acc] + b.ahead[acc]; b.ahead[acc] == 0 || !same(gone, all+0.5) {
+		t.Errorf("a balance of %v, of which %v is of the next window: %v tokens are gone, want %v",
+			b.balances[acc], b.ahead[acc], gone, all+0.5)
+	}
+}
+
 // The books of an account whose shards wait for a merge balance with what full shards let go. Of
 // some that is not written down, and these must be within bounds.
 func TestTheAuditOfShardsThatWaitForAMerge(t *testing.T) {
