@@ -20,9 +20,11 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// killable is a cluster of this test's own, with Weir's tables, and a pool on its coordinator.
+// killable is a cluster of this test's own, with Weir's tables, and a pool on its coordinator. The
+// test runs in parallel with others: most of them wait for nodes to start, or for a time-out.
 func killable(t *testing.T, opts ...pgserver.Option) (pgserver.Cluster, *pgxpool.Pool) {
 	t.Helper()
+	t.Parallel()
 	return pgtest.OwnCluster(t, append(opts, pgserver.Setting("citus.recover_2pc_interval", "1s"))...)
 }
 

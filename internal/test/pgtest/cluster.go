@@ -11,6 +11,9 @@ import (
 	"github.com/weir-go/weir/schema"
 )
 
+// clusters bounds how many clusters tests have at once. Each is three servers.
+var clusters = make(chan struct{}, 5)
+
 // OwnCluster starts a Citus cluster for this test alone, whose nodes it may kill, and a pool on the
 // coordinator, with Weir's tables. Where WEIR_CITUS_BIN is not set it skips the test, and says why.
 func OwnCluster(t testing.TB, opts ...pgserver.Option) (pgserver.Cluster, *pgxpool.Pool) {
@@ -21,6 +24,8 @@ func OwnCluster(t testing.TB, opts ...pgserver.Option) (pgserver.Cluster, *pgxpo
 		fmt.Printf("%s: %s\n", t.Name(), why)
 		t.Skip(why)
 	}
+	clusters <- struct{}{}
+	t.Cleanup(func() { <-clusters })
 	c, err := pgserver.StartCluster(t.Context(), bin, opts...)
 	if err != nil {
 		t.Fatal(err)
