@@ -13,10 +13,10 @@ import (
 )
 
 var Completions = ratelimit.MustDefine("completions",
-	ratelimit.TokenBucket{Rate: 60_000, Period: time.Minute, Capacity: ratelimit.Tokens(1_000)}, ratelimit.Shards(31))
+	ratelimit.TokenBucket{Rate: 60_000, Period: time.Minute, Capacity: ratelimit.Tokens(1_024)}, ratelimit.Shards(32))
 
-// A limit with shards is asked like any other, and one limit: whatever it has in all of them
-// together is granted.
+// A limit with shards is asked like any other. It is one limit: what all shards have together is
+// granted.
 func ExampleShards() {
 	ctx := context.Background()
 	pool, done := pgtest.Example(messageTable)
@@ -35,6 +35,6 @@ func ExampleShards() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println("900 of 1000, from 31 shards")
-	// Output: 900 of 1000, from 31 shards
+	fmt.Println("900 of 1024, from 32 shards")
+	// Output: 900 of 1024, from 32 shards
 }

@@ -27,34 +27,35 @@ package ratelimit
 //	shadow.go        Shadow: limits that decide and report, but never deny
 //
 // The arithmetic, without a database, is package internal/limits/algebra. RetryAt comes from its
-// Decide in ask.go, which asks Earliest in rule.go; for limits with shards it comes from package
-// internal/limits/spread, or from its Lost if other calls have taken what was there. An answer from
-// memory has it from package internal/limits/denials, one in an outage from spares.go. These files
-// are the public side of the arithmetic:
+// Decide in ask.go, which asks Earliest in rule.go. For a limit with shards it comes from Decide in
+// spread.go of package internal/limits/spread, or from Lost there, if other calls have taken the
+// tokens. For a denial from memory it comes from package internal/limits/denials; in an outage, from
+// spares.go. These files are the public side of the arithmetic:
 //
 //	decide.go        Decide: the outcome of a request for a State
 //	foretell.go      Foretell: the same for a call of several limits; Receipts, with which weirtest
 //	                 settles in memory
-//	line.go          of reservations: which waits behind which, and when one may run after a rule
-//	                 has changed; package scheduler asks this
+//	line.go          compares reservations: does one wait behind another, and when may it run if the
+//	                 rule has changed since; package scheduler asks this
 //
-// One call of one limit, in one row. What is sent is in package internal/limits/statements:
+// How one call is decided. The texts of the statements are in package internal/limits/statements:
 //
-//	protocol.go      how a call is decided, whether its limits have shards or not: take, look, take
-//	                 again; why it needs two statements
+//	protocol.go      the steps, whether the limits have shards or not: take; if that fails, look; if
+//	                 there were tokens, take again. Why it needs two statements
 //	statement.go     one statement: its text, its arguments and its answer
 //	execute.go       the executor: where statements go; how they are sent in a pgx transaction
-//	citus.go         on Citus: whose clock decides, the keys under which rows are stored, and the
-//	                 two-phase commit of transactions that somebody else has begun
-//	postgres.go      what the database's errors mean, and those of a COMMIT
+//	citus.go         on Citus: which node's clock counts; under which key a row is stored, with
+//	                 shard/home.go; two-phase commit in a caller's own transaction
+//	postgres.go      what an error of the database means: may the call run again, and was a COMMIT
+//	                 rolled back, or is that unknown
 //	denials.go       if a row has just denied a call, looks before it takes: so a flood of denied
 //	                 calls writes nothing. With RememberDenials, some are answered from memory
 //
 // Changes of rows without a decision:
 //
 //	verbs.go         reset, pause, resume, give back, all limits of a key at once
-//	rows.go          changes all rows of a limit, or those that a call took from, and what the
-//	                 process learns then
+//	rows.go          runs a change on all rows of a limit, or on those that a call took from, and
+//	                 follows closed rows; then notes the new balances
 //	back.go          where tokens of a shard go back to after a change of the number of shards
 //	excess.go        which shards are charged if more was used than reserved
 //	prune.go         deletes rows that are full again
@@ -66,26 +67,28 @@ package ratelimit
 //	receipt.go       what a call has taken, row by row, and what giving back or settling does there
 //	reservation.go   Reservation: what a call took, for settling; when its work may run, until when
 //	                 and under which key it is settled; its JSON
-//	settle.go        Settle, Release and Renew: once, and in the caller's transaction
+//	settle.go        Settle and Release: once for each reservation; Renew: charges it again. All in
+//	                 the caller's transaction
 //	wait.go          Wait: reserves, and sleeps until the work may run
 //	do.go            Do: waits, runs the work, and settles what it has used
 //
 // A transaction of InTx:
 //
-//	begin.go         sends BEGIN together with the first take; the COMMIT, two-phase on Citus
+//	begin.go         sends BEGIN together with the first take; sends COMMIT, on Citus in two phases
+//	                 if needed
 //	pass_on.go       the pgx.Tx that the callback gets: passes on what is sent there
 //	attempt.go       one run of a transaction: the rows for which it queues, and those on which it
 //	                 conflicts with others
 //
-// Several calls decided as one. If coalesced calls are slow for one key, look at held.go,
-// together_put.go and alone.go; if all are slow, at trip.go, together.go and lane.go:
+// Several calls decided as one. If coalesced calls are slow, see the table in CONTRIBUTING.md:
 //
 //	batch.go         RateLimitMany: many calls of one caller, granted all or none
 //	coalesce.go      Coalesce: decides calls of many goroutines together
 //	lane.go          the queues of calls, and the goroutines that decide them
 //	together.go      decides one batch: takes, looks and answers
-//	together_put.go  decides calls for which that was not enough, those of several limits and
-//	                 reservations: locks their rows, and writes the new balances
+//	together_put.go  decides the calls that together.go could not: those of several limits,
+//	                 reservations, and those for which there were too few tokens. It locks their
+//	                 rows, and writes the new balances
 //	many.go          the statements over many rows: their arguments and answers
 //	known_ranges.go  on Citus: the keys whose calls one statement can decide together
 //	held.go          calls that wait for rows locked by other transactions
@@ -97,13 +100,14 @@ package ratelimit
 // grant as one limit, RetryAt, and how a count is divided over them. Package internal/limits/book
 // remembers what a process knows of the shards:
 //
-//	sharded.go       what takes from shards have left; denies a call whose shards others hold
+//	sharded.go       notes what a take has left in each shard; denies a call if others took the
+//	                 tokens after the last look
 //	aim.go           chooses the shard or shards that a call takes from
 //	look_shards.go   reads limits, with all shards or the only row; adds shards that are missing
 //	whole.go         the shards of a limit, as they were read, and calls for single shards
 //	reshard.go       changes the number of shards, and keeps every token
 //
-// Tokens in memory. If tokens are lost, look at lease_hand.go and lease_fetch.go first:
+// Tokens in memory. If a lease loses tokens, look at lease_hand.go and lease_fetch.go first:
 //
 //	lease.go         Lease: blocks of tokens that a process hands out by itself; Close
 //	lease_hand.go    what a lease holds, how much of it may be handed out, what expires
@@ -136,8 +140,9 @@ package ratelimit
 //   - head: the row that says which layout is in force; closed: a row of an old layout
 //   - book: what a process remembers of the shards of a limit and key
 //   - aim: from which shards one call takes next
-//   - lane: calls that are decided one batch after the other; scheme: the plan for one batch;
-//     standing: a row of it, the calls for that row, and what the database said
+//   - lane: calls that are decided one batch after the other
+//   - scheme: the plan for one batch
+//   - standing: one row of a scheme, with its calls and what the database said about the row
 //   - held: calls that wait for rows that other transactions have locked
 //   - attempt: one run of a transaction of InTx
 //   - hand: the tokens of a lease that this process may give out
