@@ -136,7 +136,10 @@ func areReadAndPruned(t *testing.T, pool *pgxpool.Pool, l *ratelimit.Limiter) {
 	if !slices.Equal(seen, keys) {
 		t.Errorf("read %q, want %q", seen, keys)
 	}
-	time.Sleep(50 * time.Millisecond) // until all are full
+	last := scan[time.Time](t, pool, `SELECT max(ts) FROM weir_balance WHERE name = $1`, soon.Name())
+	until(t, "all are full", func() bool {
+		return scan[time.Time](t, pool, `SELECT clock_timestamp()`).After(last.Add(2 * time.Millisecond))
+	})
 	before := scan[int](t, pool, `SELECT count(*) FROM weir_balance`)
 	done, err := l.Prune(t.Context(), pool, ratelimit.PruneConfig{Batch: 3, Share: 1})
 	left := scan[int](t, pool, `SELECT count(*) FROM weir_balance WHERE name = $1`, soon.Name())

@@ -70,7 +70,7 @@ func Problems(sql string) (all []string) {
 	}
 	for _, m := range divisor.FindAllStringSubmatch(sql, -1) {
 		if !strings.HasSuffix(m[1], "::float8") {
-			all = append(all, "a division by "+m[1]+", which may be an integer: CockroachDB's do not round")
+			all = append(all, "a division by "+m[1]+", perhaps of integers: CockroachDB does not truncate it")
 		}
 	}
 	for _, n := range Untyped(sql) {
