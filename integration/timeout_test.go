@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -97,6 +99,45 @@ func TestACallerWithoutADeadlineGetsOne(t *testing.T) {
 		there := err == nil && res.OK && time.Since(began) >= comes
 		if !errors.Is(err, context.DeadlineExceeded) && !there || tries == 20 {
 			t.Fatalf("did not wait: %+v, %v", res, err)
+		}
+	}
+}
+
+// A call whose time is over just when it is answered leaves nothing behind: no later call is told
+// before its own time that it is over.
+func TestNoCallFailsBeforeItsTimeIsOver(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	limit := ratelimit.MustDefine("ample", ratelimit.TokenBucket{Rate: 1e9, Period: time.Second})
+	var granted, late atomic.Int64
+	for timeout := time.Millisecond; granted.Load() < 10_000 || late.Load() < 100; timeout = timeout * 5 / 4 {
+		if timeout > 10*time.Second {
+			timeout = time.Millisecond
+		}
+		c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{Timeout: timeout}), pool)
+		var wg sync.WaitGroup
+		for range 64 {
+			wg.Go(func() {
+				for range 32 {
+					began := time.Now()
+					res, err := c.RateLimit(context.Background(), limit.For("k"))
+					took := time.Since(began)
+					switch {
+					case err == nil && res.OK:
+						granted.Add(1)
+					case !errors.Is(err, context.DeadlineExceeded):
+						t.Errorf("%+v, %v", res, err)
+					case took < timeout:
+						t.Errorf("after %v of %v: %v", took, timeout, err)
+					default:
+						late.Add(1)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if t.Failed() {
+			return
 		}
 	}
 }

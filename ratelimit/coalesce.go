@@ -29,6 +29,7 @@ type Coalesced struct {
 	watch   watch
 	gives   gives
 	seed    maphash.Seed
+	outer   any           // outerKey of the pool: making it anew allocates
 	waiters sync.Pool     // that are free
 	waiting atomic.Int64  // calls that are not decided yet
 	order   atomic.Int64  // the number of the last call that came
@@ -88,7 +89,7 @@ var ErrClosed = errors.New("ratelimit: closed")
 // and to give back tokens of callers whose context has ended, it uses up to a quarter of the pool,
 // but at most 4 connections. Close it before the pool.
 func (l *Limiter) Coalesce(pool *pgxpool.Pool) *Coalesced {
-	c := &Coalesced{Autocommit: l.Autocommit(pool), seed: maphash.MakeSeed(),
+	c := &Coalesced{Autocommit: l.Autocommit(pool), seed: maphash.MakeSeed(), outer: outerKey{pool},
 		lanes: make([]lane, lanes), waiters: sync.Pool{New: newWaiter}}
 	if l.cfg.Portable {
 		c.lanes = make([]lane, lanesOfKeys)
@@ -135,7 +136,7 @@ func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result,
 	switch {
 	case c.err != nil:
 		return o.told(Result{}, c.err)
-	case nested(ctx, c.pool):
+	case ctx.Value(c.outer) != nil:
 		return o.told(Result{}, errNested)
 	case ctx.Err() != nil:
 		return o.told(Result{}, explain(ctx, ctx.Err(), "take", calls))
@@ -155,15 +156,7 @@ func (c *Coalesced) rateLimit(ctx context.Context, o *observation, calls []call)
 	if err := c.add(w); err != nil {
 		return Result{}, explain(ctx, err, "take", calls)
 	}
-	var late error
-	select {
-	case <-w.done:
-	case <-ctx.Done():
-		late = ctx.Err()
-	case <-w.within(c.l.patience(ctx)):
-		late = c.l.errTimeout(context.DeadlineExceeded)
-	}
-	w.timer.Stop()
+	late := w.wait(ctx, c.l)
 	if late != nil {
 		switch w.leave() {
 		case left:
@@ -181,7 +174,9 @@ func (c *Coalesced) rateLimit(ctx context.Context, o *observation, calls []call)
 	if o != nil {
 		o.e.Trips, o.e.Together = o.e.Trips+w.trips, max(o.e.Together, w.together)
 	}
-	c.free(w)
+	if late == nil && !w.spent {
+		c.free(w)
+	}
 	return res, err
 }
 

@@ -15,8 +15,9 @@ type waiter struct {
 	calls []call
 	order int64 // the order of arrival
 	state atomic.Int32
-	done  chan struct{}
+	done  chan struct{} // gets an element for the answer, and one when the timer fires
 	timer *time.Timer
+	spent bool        // the timer has fired: done may get, or have, one element more
 	rows  []*standing // the rows of the calls, while they are decided
 
 	// Set while another transaction holds one of its rows.
@@ -45,7 +46,8 @@ const (
 )
 
 func newWaiter() any {
-	w := &waiter{done: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
+	w := &waiter{done: make(chan struct{}, 2)}
+	w.timer = time.AfterFunc(time.Hour, func() { w.done <- struct{}{} })
 	w.timer.Stop()
 	return w
 }
@@ -57,14 +59,25 @@ func (c *Coalesced) free(w *waiter) {
 	c.waiters.Put(w)
 }
 
-// within returns a channel that fires after d, or nil if d is 0. A context for each call would cost
-// as much as everything else that a call does here.
-func (w *waiter) within(d time.Duration) <-chan time.Time {
-	if d == 0 {
-		return nil
+// wait waits until the call is answered or ctx ends, and no longer than Config.Timeout if ctx has no
+// deadline. It returns nil for an answer only. The timer wakes the caller through the channel for
+// the answer, as waiting for three channels, or making a context, would cost much of what a call
+// costs here.
+func (w *waiter) wait(ctx context.Context, l *Limiter) (late error) {
+	d := l.patience(ctx)
+	if d > 0 {
+		w.timer.Reset(d)
 	}
-	w.timer.Reset(d)
-	return w.timer.C
+	select {
+	case <-w.done:
+		if w.state.Load() != answered {
+			late = l.errTimeout(context.DeadlineExceeded)
+		}
+	case <-ctx.Done():
+		late = ctx.Err()
+	}
+	w.spent = d > 0 && !w.timer.Stop()
+	return late
 }
 
 // answerTime is how long a caller whose context has ended still waits for an answer that is under
@@ -79,7 +92,6 @@ func (w *waiter) leave() int32 {
 	for {
 		switch state := w.state.Load(); {
 		case state == answered:
-			<-w.done
 			return answered
 		case state == queued || time.Now().After(end):
 			if w.state.CompareAndSwap(state, left) {
@@ -90,8 +102,7 @@ func (w *waiter) leave() int32 {
 			}
 		default:
 			select {
-			case <-w.done:
-				return answered
+			case <-w.done: // unless that was the timer
 			case <-time.After(time.Until(end)):
 			}
 		}

@@ -82,8 +82,11 @@ func beside(calls []call, harmless bool, decide func([]call) (Result, error)) (R
 // inShadow drops the error that a count can never be granted, if the limit is a shadow: the shadow
 // then just denies.
 func (c *call) inShadow(err error) error {
+	if !c.shadow {
+		return err
+	}
 	var invalid *InvalidError
-	if c.shadow && errors.As(err, &invalid) && invalid.never {
+	if errors.As(err, &invalid) && invalid.never {
 		c.never = true
 		return nil
 	}

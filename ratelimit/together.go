@@ -111,13 +111,18 @@ func (p *scheme) plan(some []*waiter) {
 	slices.SortStableFunc(plain, func(a, b *waiter) int {
 		return a.calls[0].Compare(&b.calls[0].Row)
 	})
-	rows := make([]standing, len(plain))
+	n := 0
+	for i, w := range plain {
+		if i == 0 || w.calls[0].Place != plain[i-1].calls[0].Place {
+			n++
+		}
+	}
+	rows := make([]standing, n)
 	for i, k := 0, 0; i < len(plain); k++ {
 		r, first, same := &rows[k], &plain[i].calls[0], true
 		r.c = first
 		from := i
-		for ; i < len(plain) && plain[i].calls[0].Name == first.Name &&
-			plain[i].calls[0].Key == first.Key; i++ {
+		for ; i < len(plain) && plain[i].calls[0].Place == first.Place; i++ {
 			w := plain[i]
 			w.rows[0] = r
 			r.count += w.calls[0].Count
