@@ -96,14 +96,14 @@ func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions,
 	if isNil(db) {
 		return errNoBeginner()
 	}
-	if nested(ctx, db) {
-		return errNested
+	if isComparable(db) {
+		outer := any(outerKey{db})
+		if ctx.Value(outer) != nil {
+			return errNested
+		}
+		ctx = context.WithValue(ctx, outer, true)
 	}
 	opts.IsoLevel = cmp.Or(opts.IsoLevel, l.cfg.IsoLevel)
-	if isComparable(db) {
-		ctx = context.WithValue(ctx, outerKey{db}, true)
-	}
-
 	return l.rerun(ctx, e, func(n int, conflicts []where.Row) (*attempt, error) {
 		a := &attempt{l: l, level: opts.IsoLevel, again: n > 1, conflicts: conflicts}
 		return a, a.run(ctx, db, opts, fn)
@@ -128,6 +128,9 @@ func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent,
 		a, err := attempt(n, conflicts)
 		if e != nil {
 			e.Attempts, e.Queued = n, e.Queued+a.queued
+		}
+		if err == nil {
+			return nil
 		}
 		var again *againError
 		if !errors.As(err, &again) {

@@ -82,6 +82,14 @@ func (w *within) do(
 
 // ask is do for a verb that has an answer.
 func ask[R any](ctx context.Context, w *within, lone bool,
+	verb func(context.Context, executor) (R, error)) (R, error) {
+	if w.pool == nil && w.err == nil {
+		return verb(ctx, w.x)
+	}
+	return askPool(ctx, w, lone, verb)
+}
+
+func askPool[R any](ctx context.Context, w *within, lone bool,
 	verb func(context.Context, executor) (R, error)) (answer R, err error) {
 	err = w.do(ctx, lone, func(ctx context.Context, x executor) (err error) {
 		answer, err = verb(ctx, x)
