@@ -17,6 +17,7 @@ func TestGoldenFileHasEveryStatement(t *testing.T) {
 	s := newStatements("public")
 	purposes := map[string]string{
 		"acquire":         "takes a slot, or none if all are held",
+		"acquireBound":    "acquire in a transaction of its own, which waits for no row for long",
 		"find":            "on Citus, the first half of acquire: finds a number that is free",
 		"take":            "on Citus, its second half: takes that number, if nobody else has it",
 		"left":            "makes those take turns that count slots left by a larger n",
@@ -32,7 +33,7 @@ func TestGoldenFileHasEveryStatement(t *testing.T) {
 		"count.one":       "counts those of one key",
 	}
 	texts := map[string]string{
-		"acquire": s.acquire, "find": s.find, "take": s.take, "left": s.left, "claim": s.claim,
+		"acquire": s.acquire, "acquireBound": s.acquireBound, "find": s.find, "take": s.take, "left": s.left, "claim": s.claim,
 		"tidy": s.tidy, "held": s.held, "renewFree": s.renewFree,
 		"renew.several": s.renew.several, "renew.one": s.renew.one,
 		"release.several": s.release.several, "release.one": s.release.one,

@@ -30,7 +30,7 @@ const (
 	// The token is the clock's time in microseconds, or one more than the slot's last token if that
 	// is more. So it grows even if clocks differ, and needs no sequence that all callers share.
 	acquireSQL = `
-WITH ` + free + `, got AS (
+WITH{bound} ` + free + `, got AS (
 	INSERT INTO {schema}weir_slot AS s (name, key, slot, holder, until, token)
 	SELECT $2::text, $3::text, free.i, $7::text::uuid,
 		coalesce($1::timestamptz, statement_timestamp()) + $8::bigint::float8 * interval '1 microsecond',
@@ -45,11 +45,15 @@ FROM (SELECT 1) AS always LEFT JOIN got ON true`
 	SELECT s.slot FROM {schema}weir_slot AS s
 	WHERE s.name = $2::text AND s.key = $3::text AND s.until > coalesce($1::timestamptz, statement_timestamp())
 ), free AS (
-	SELECT i FROM generate_series(0, $4::integer - 1) AS i
+	SELECT i FROM generate_series(0, $4::integer - 1) AS i{in_line}
 	WHERE (SELECT count(*) FROM live) < $4::integer AND i NOT IN (SELECT slot FROM live)
 		AND ($5::boolean OR NOT EXISTS (SELECT FROM live WHERE slot >= $4::integer))
 	ORDER BY i < $6::integer, i LIMIT 1
 )`
+
+	// bound does what inLineSQL does, within acquireSQL: where no slot is free, nothing is to be
+	// done. A row of free is made only after set_config was called, and so is its insertion.
+	bound = ` in_line AS MATERIALIZED (SELECT set_config('lock_timeout', '250', true)),`
 
 	// granted takes over the slot's row, if it exists, unless somebody else holds the slot.
 	granted = `ON CONFLICT (name, key, slot) DO UPDATE SET
@@ -131,9 +135,9 @@ WHERE name = $2::text AND key = $3::text AND until > coalesce($1::timestamptz, c
 )
 
 type statements struct {
-	acquire, find, take, left, tidy, held, claim, renewFree string
-	renew, release, count                                   byKeys
-	twoPhase                                                string // a table: see spreadSQL
+	acquire, acquireBound, find, take, left, tidy, held, claim, renewFree string
+	renew, release, count                                                 byKeys
+	twoPhase                                                              string // a table: see spreadSQL
 }
 
 func newStatements(schema string) statements {
@@ -150,18 +154,19 @@ func newStatements(schema string) statements {
 			text(sql, "{lists}", lists, "{one}", " AND s.key = "+key+"::text")}
 	}
 	return statements{
-		acquire:   text(acquireSQL, "{ttl}", "$8"),
-		find:      text(findSQL),
-		take:      text(takeSQL, "{ttl}", "$6"),
-		left:      text(leftSQL),
-		tidy:      text(tidySQL),
-		held:      text(heldSQL),
-		claim:     text(claimSQL),
-		renewFree: text(renewFreeSQL, "{lists}", "$3::text[], $4::text[], $5::integer[], $6::text[]", "{one}", ""),
-		renew:     keys(renewSQL, "$3::text[], $4::text[], $5::integer[], $6::text[]", "$7"),
-		release:   keys(releaseSQL, "$1::text[], $2::text[], $3::integer[], $4::text[]", "$5"),
-		count:     keys(countSQL, "", "$4"),
-		twoPhase:  prefix + "weir_two_phase",
+		acquire:      text(acquireSQL, "{ttl}", "$8", "{bound}", "", "{in_line}", ""),
+		acquireBound: text(acquireSQL, "{ttl}", "$8", "{bound}", bound, "{in_line}", ", in_line"),
+		find:         text(findSQL, "{in_line}", ""),
+		take:         text(takeSQL, "{ttl}", "$6"),
+		left:         text(leftSQL),
+		tidy:         text(tidySQL),
+		held:         text(heldSQL),
+		claim:        text(claimSQL),
+		renewFree:    text(renewFreeSQL, "{lists}", "$3::text[], $4::text[], $5::integer[], $6::text[]", "{one}", ""),
+		renew:        keys(renewSQL, "$3::text[], $4::text[], $5::integer[], $6::text[]", "$7"),
+		release:      keys(releaseSQL, "$1::text[], $2::text[], $3::integer[], $4::text[]", "$5"),
+		count:        keys(countSQL, "", "$4"),
+		twoPhase:     prefix + "weir_two_phase",
 	}
 }
 
@@ -190,7 +195,7 @@ func (s *Slots) trip(ctx context.Context, to batchSender, queue func(*pgx.Batch)
 
 // inLineSQL bounds how long acquireSQL waits for somebody who has locked a row, as a caller that
 // has left cannot take back its connection before. A row that another caller is just taking is free
-// again long before that.
+// again long before that. Without leftSQL, which may wait too, bound does the same.
 const inLineSQL = "SET LOCAL lock_timeout = 250"
 
 // answer is the row that acquireSQL returns.
@@ -226,11 +231,13 @@ func (s *Slots) acquire(
 		return a, true, err
 	}
 	err = s.trip(ctx, conn, func(b *pgx.Batch) {
-		b.Queue(inLineSQL)
+		sql := s.sql.acquireBound
 		if locked {
+			sql = s.sql.acquire
+			b.Queue(inLineSQL)
 			b.Queue(s.sql.left, w.name, w.key, w.n)
 		}
-		b.Queue(s.sql.acquire, s.clock(), w.name, w.key, w.n, locked, rand.IntN(w.n), holder,
+		b.Queue(sql, s.clock(), w.name, w.key, w.n, locked, rand.IntN(w.n), holder,
 			s.ttl.Microseconds()).
 			QueryRow(func(row pgx.Row) error {
 				return row.Scan(&a.slot, &a.token, &a.live, &a.left)

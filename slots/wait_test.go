@@ -101,7 +101,7 @@ func TestAShrunkLimitGrantsNothingAboveItsNumberWhoeverRaces(t *testing.T) {
 	for range callers {
 		all = append(all, open(t, pool, slots.Config{}))
 	}
-	for round := range 15 {
+	for round := range 60 {
 		key := fmt.Sprint(round)
 		var left []*slots.Hold
 		for range 6 {

@@ -23,6 +23,28 @@ WITH live AS MATERIALIZED (
 SELECT got.slot, got.token, (SELECT count(*) FROM live), EXISTS (SELECT FROM live WHERE slot >= $4::integer)
 FROM (SELECT 1) AS always LEFT JOIN got ON true;
 
+-- acquireBound: acquire in a transaction of its own, which waits for no row for long
+WITH in_line AS MATERIALIZED (SELECT set_config('lock_timeout', '250', true)), live AS MATERIALIZED (
+	SELECT s.slot FROM "public".weir_slot AS s
+	WHERE s.name = $2::text AND s.key = $3::text AND s.until > coalesce($1::timestamptz, statement_timestamp())
+), free AS (
+	SELECT i FROM generate_series(0, $4::integer - 1) AS i, in_line
+	WHERE (SELECT count(*) FROM live) < $4::integer AND i NOT IN (SELECT slot FROM live)
+		AND ($5::boolean OR NOT EXISTS (SELECT FROM live WHERE slot >= $4::integer))
+	ORDER BY i < $6::integer, i LIMIT 1
+), got AS (
+	INSERT INTO "public".weir_slot AS s (name, key, slot, holder, until, token)
+	SELECT $2::text, $3::text, free.i, $7::text::uuid,
+		coalesce($1::timestamptz, statement_timestamp()) + $8::bigint::float8 * interval '1 microsecond',
+		round(date_part('epoch', coalesce($1::timestamptz, statement_timestamp())) * 1e6::float8)::bigint FROM free
+	ON CONFLICT (name, key, slot) DO UPDATE SET
+		holder = excluded.holder, until = excluded.until, token = greatest(s.token + 1, excluded.token)
+	WHERE round(date_part('epoch', excluded.until - s.until) * 1e6::float8) >= $8::bigint::float8
+	RETURNING s.slot, s.token
+)
+SELECT got.slot, got.token, (SELECT count(*) FROM live), EXISTS (SELECT FROM live WHERE slot >= $4::integer)
+FROM (SELECT 1) AS always LEFT JOIN got ON true;
+
 -- claim: takes over a slot that was given to a job
 WITH clock AS MATERIALIZED (
 	SELECT c.now, c.now + $6::bigint::float8 * interval '1 microsecond' AS until,

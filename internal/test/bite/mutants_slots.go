@@ -11,7 +11,7 @@ var ofSlots = []mutant{
 	{"slots: what a larger n has left is not in the way", "slots/statements.go",
 		"($5::boolean OR NOT EXISTS", "(true OR NOT EXISTS", "Shrunk", held, true},
 	{"slots: what a larger n has left is counted without its lock", "slots/statements.go",
-		"if locked {\n			b.Queue(", "if locked && false {\n			b.Queue(", "Shrunk", held, true},
+		"			b.Queue(s.sql.left, w.name, w.key, w.n)\n", "", "Shrunk", held, true},
 	{"slots: a renewal brings back what has run out", "slots/statements.go",
 		"FROM clock, {mine} AND s.until > clock.now", "FROM clock, {mine} AND s.until > clock.now - interval '1 day'", "ModelDoes", held, true},
 	{"slots: what is another's is renewed and given back", "slots/statements.go",
