@@ -103,8 +103,8 @@ func TestACallerWithoutADeadlineGetsOne(t *testing.T) {
 	}
 }
 
-// A call whose time is over just when it is answered leaves nothing behind: no later call is told
-// before its own time that it is over.
+// If a call's timer fires just when the call is answered, no later call times out because of it
+// before its own Config.Timeout is over.
 func TestNoCallFailsBeforeItsTimeIsOver(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)

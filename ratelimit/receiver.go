@@ -89,6 +89,7 @@ func ask[R any](ctx context.Context, w *within, lone bool,
 	return askPool(ctx, w, lone, verb)
 }
 
+// askPool is ask over a pool. The closure that runs again keeps the answer on the heap.
 func askPool[R any](ctx context.Context, w *within, lone bool,
 	verb func(context.Context, executor) (R, error)) (answer R, err error) {
 	err = w.do(ctx, lone, func(ctx context.Context, x executor) (err error) {

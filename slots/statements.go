@@ -51,8 +51,8 @@ FROM (SELECT 1) AS always LEFT JOIN got ON true`
 	ORDER BY i < $6::integer, i LIMIT 1
 )`
 
-	// bound does what inLineSQL does, within acquireSQL: where no slot is free, nothing is to be
-	// done. A row of free is made only after set_config was called, and so is its insertion.
+	// bound sets the same lock_timeout as inLineSQL, within acquireSQL, which saves a statement. A
+	// row of free exists only once set_config was called, so the insertion cannot wait longer.
 	bound = ` in_line AS MATERIALIZED (SELECT set_config('lock_timeout', '250', true)),`
 
 	// granted takes over the slot's row, if it exists, unless somebody else holds the slot.
@@ -195,7 +195,7 @@ func (s *Slots) trip(ctx context.Context, to batchSender, queue func(*pgx.Batch)
 
 // inLineSQL bounds how long acquireSQL waits for somebody who has locked a row, as a caller that
 // has left cannot take back its connection before. A row that another caller is just taking is free
-// again long before that. Without leftSQL, which may wait too, bound does the same.
+// again long before that. It is sent only ahead of leftSQL, which may wait, too: see bound.
 const inLineSQL = "SET LOCAL lock_timeout = 250"
 
 // answer is the row that acquireSQL returns.
@@ -231,13 +231,11 @@ func (s *Slots) acquire(
 		return a, true, err
 	}
 	err = s.trip(ctx, conn, func(b *pgx.Batch) {
-		sql := s.sql.acquireBound
 		if locked {
-			sql = s.sql.acquire
 			b.Queue(inLineSQL)
 			b.Queue(s.sql.left, w.name, w.key, w.n)
 		}
-		b.Queue(sql, s.clock(), w.name, w.key, w.n, locked, rand.IntN(w.n), holder,
+		b.Queue(s.sql.acquireBound, s.clock(), w.name, w.key, w.n, locked, rand.IntN(w.n), holder,
 			s.ttl.Microseconds()).
 			QueryRow(func(row pgx.Row) error {
 				return row.Scan(&a.slot, &a.token, &a.live, &a.left)

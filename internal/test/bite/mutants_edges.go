@@ -3,7 +3,7 @@ package main
 // ofEdges are those of what fails half-way, of what is remembered, and of numbers at their edges.
 var ofEdges = []mutant{
 	{"slots: a locked row of a free slot is waited for", "slots/statements.go",
-		"sql := s.sql.acquireBound", "sql := s.sql.acquire", "LockedRowOfAFreeSlot", held, true},
+		"b.Queue(s.sql.acquireBound, ", "b.Queue(s.sql.acquire, ", "LockedRowOfAFreeSlot", held, true},
 	{"lease: a denial is believed until its RetryAt", "ratelimit/lease.go",
 		"|| now-d.told >= int64(kept) {", "{", "ALeaseLearnsOfAReset", []string{"./integration"}, true},
 	{"lease: takes wait for all those before them", "ratelimit/lease_fetch.go",
