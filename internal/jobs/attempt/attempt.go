@@ -17,6 +17,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/grace"
 	"github.com/weir-go/weir/internal/hand"
 	"github.com/weir-go/weir/internal/jobs/batch"
 	"github.com/weir-go/weir/internal/jobs/fairline"
@@ -259,6 +260,8 @@ func (v *visit) putOff(ctx context.Context, due time.Time) error {
 
 // pause pauses the limits and puts the job off until they open.
 func (v *visit) pause(ctx context.Context, e *Pause) error {
+	ctx, cancel := grace.Now(ctx) // the client may be stopping
+	defer cancel()
 	a, t := v.at, &v.Ticket // with what it has taken
 	t.From, t.On, t.Paid = 0, ticket.RowsOf(e.Requests), v.paid
 	t.Jitter = ticket.Random(a.Pacing.Jitter).Microseconds()
@@ -328,10 +331,8 @@ func (v *visit) holding(
 ) (err error) {
 	defer v.at.slots.HandOn(ctx, want, hold)
 	err = work(hold.Context(ctx))
-	var snooze *rivertype.JobSnoozeError
-	var cancel *rivertype.JobCancelError
-	if err == nil || !errors.Is(hold.Err(), slots.ErrLost) || errors.As(err, &snooze) ||
-		errors.As(err, &cancel) {
+	if err == nil || !errors.Is(hold.Err(), slots.ErrLost) ||
+		errors.As(err, new(*rivertype.JobSnoozeError)) || errors.As(err, new(*rivertype.JobCancelError)) {
 		return err
 	}
 	v.at.Warn(err, "an attempt ended because its slot was lost, and is repeated", "job", v.ID)

@@ -101,12 +101,10 @@ func (a *Attempts) charge(items []*visit) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(v.ctx, chargeIn)
-		var res ratelimit.Result
 		v.err = a.ConnectedInTx(ctx, func(tx pgx.Tx) (err error) {
-			res, err = a.Limiter.RateLimit(ctx, tx, v.requests...)
+			v.res, err = a.Limiter.RateLimit(ctx, tx, v.requests...)
 			return err
 		})
-		v.res = res
 		cancel()
 		if errors.Is(v.err, context.DeadlineExceeded) && v.ctx.Err() == nil {
 			for _, of := range rows {
