@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/hand"
 	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/schema"
 	"github.com/weir-go/weir/slots"
@@ -72,6 +73,36 @@ func TestDefaultsOfTheServerDoNotMatter(t *testing.T) {
 				c.ConnConfig.RuntimeParams[setting] = value
 			}), slots.Config{})
 		})
+	}
+}
+
+// Slots are counted without predicate locks, also where those are the default: whoever leaves some
+// may fail.
+func TestSlotsAreCountedWithoutPredicateLocks(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
+	})
+	s := open(t, pool, slots.Config{})
+	if _, err := s.TryAcquire(t.Context(), three.For("k")); err != nil {
+		t.Fatal(err)
+	}
+	other, err := pool.Begin(t.Context()) // while it is open, the predicate locks of others stay
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := other.Exec(t.Context(), `SELECT count(*) FROM weir_balance`); err != nil {
+		t.Fatal(err)
+	}
+	want := hand.Place{Name: three.Name(), Key: "k"}
+	if held, err := s.Hand().Held(t.Context(), []hand.Place{want}); err != nil || held[want] != 1 {
+		t.Fatal(held, err)
+	}
+	if n := scan[int](t, pool, `SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND relation IN
+		(SELECT 'weir_slot'::regclass UNION SELECT indexrelid FROM pg_index WHERE indrelid = 'weir_slot'::regclass)`); n != 0 {
+		t.Errorf("%d predicate locks", n)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/weir-go/weir/internal/limits/where"
 	"github.com/weir-go/weir/internal/pgerr"
 )
 
@@ -35,28 +36,18 @@ type FullError struct {
 }
 
 func (e *FullError) Error() string {
-	held := "its slot is held"
+	held, of := "its slot is held", ""
 	if e.N != 1 {
 		held = fmt.Sprintf("all %d slots are held", e.N)
 	}
-	return fmt.Sprintf("slots: limit %q%s is full: %s", e.Limit, place{e.Limit, e.Key}.forKey(),
-		held)
+	if e.Key != "" {
+		of = fmt.Sprintf(" for %q", where.Short(e.Key))
+	}
+	return fmt.Sprintf("slots: limit %q%s is full: %s", e.Limit, of, held)
 }
 
 // Is reports whether target is [ErrFull].
 func (e *FullError) Is(target error) bool { return target == ErrFull }
-
-func (p place) forKey() string {
-	const most = 64
-	switch key := p.key; {
-	case key == "":
-		return ""
-	case len(key) > most:
-		return fmt.Sprintf(" for %q...", key[:most])
-	default:
-		return fmt.Sprintf(" for %q", key)
-	}
-}
 
 // hints are in addition to those of package pgerr.
 var hints = map[string]string{"25006": "slots are held by writing: use the primary"}

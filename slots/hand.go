@@ -62,21 +62,19 @@ func (h hander) Claim(
 ) (hand.Hold, error) {
 	holder, before := uuid.NewString(), time.Now()
 	until := h.s.lostAt(before)
+	got := &slot{Slot: Slot{Limit: w.Name, Key: w.Key}, holder: holder, n: w.N, since: before,
+		until: until}
 	var sl *slot
 	ctx, cancel := context.WithDeadline(ctx, until) // a later answer is useless: the slot is lost
 	defer cancel()
 	claim := func(b *pgx.Batch) {
 		b.Queue(h.s.sql.claim, h.s.clock(), w.Name, w.Key, holder, given, h.s.ttl.Microseconds()).
 			Query(func(rows pgx.Rows) error {
-				for rows.Next() {
-					got := &slot{Slot: Slot{Limit: w.Name, Key: w.Key}, holder: holder, n: w.N,
-						since: before, until: until}
-					if err := rows.Scan(&got.Number, &got.Token); err != nil {
-						return err
-					}
+				_, err := pgx.ForEachRow(rows, []any{&got.Number, &got.Token}, func() error {
 					sl = got
-				}
-				return rows.Err()
+					return nil
+				})
+				return err
 			})
 	}
 	err := on(ctx, func(c *pgxpool.Conn) error { return h.s.trip(ctx, c, claim) })
@@ -145,10 +143,14 @@ func (s *Slots) count(ctx context.Context, places []hand.Place) (map[hand.Place]
 	var p hand.Place
 	var n int
 	sql, args := s.sql.count.of(keys, s.clock(), names, keys)
-	rows, _ := s.pool.Query(ctx, sql, args...) // ForEachRow returns its error
-	_, err := pgx.ForEachRow(rows, []any{&p.Name, &p.Key, &n}, func() error {
-		counted[p] = n
-		return nil
+	err := s.trip(ctx, s.pool, func(b *pgx.Batch) {
+		b.Queue(sql, args...).Query(func(rows pgx.Rows) error {
+			_, err := pgx.ForEachRow(rows, []any{&p.Name, &p.Key, &n}, func() error {
+				counted[p] = n
+				return nil
+			})
+			return err
+		})
 	})
 	if err != nil {
 		return nil, err

@@ -13,7 +13,7 @@ func TestStatementsUseOnlyNamesOfPostgres(t *testing.T) {
 	s := newStatements(pool.Config().ConnConfig.RuntimeParams["search_path"])
 	names.Check(t, pool, names.Statements{
 		Dir: ".",
-		Texts: []string{s.acquire, s.acquireBound, s.find, s.take, s.left, s.tidy, s.held, s.claim, s.renewFree, s.renew.several, s.renew.one,
+		Texts: []string{s.acquire, s.acquireBound, s.find, s.take, s.left, s.tidy, s.claim, s.renewFree, s.renew.several, s.renew.one,
 			s.release.several, s.release.one, s.count.several, s.count.one},
 	})
 }

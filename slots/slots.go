@@ -6,15 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
-	"unicode/utf8"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/hand"
+	"github.com/weir-go/weir/internal/limits/where"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -77,8 +76,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Slots, error) {
 	case cfg.TTL != 0 && (cfg.TTL < time.Second || cfg.TTL > 24*time.Hour):
 		return nil, &ratelimit.InvalidError{Field: "slots.Config.TTL", Value: cfg.TTL,
 			Want: "a second to a day, or 0 for the default"}
-	case len(cfg.Schema) > 63 || strings.IndexByte(cfg.Schema, 0) >= 0 ||
-		!utf8.ValidString(cfg.Schema):
+	case where.Unfit(cfg.Schema, 63) != "":
 		return nil, &ratelimit.InvalidError{Field: "slots.Config.Schema", Value: cfg.Schema,
 			Want: "the name of a schema: at most 63 bytes of UTF-8 without NUL"}
 	}
@@ -156,15 +154,12 @@ func (s *Slots) Held(ctx context.Context, request Request) (n int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	err = s.trip(ctx, s.pool, func(b *pgx.Batch) {
-		b.Queue(s.sql.held, s.clock(), w.name, w.key).QueryRow(func(row pgx.Row) error {
-			return row.Scan(&n)
-		})
-	})
+	p := hand.Place{Name: w.name, Key: w.key}
+	held, err := s.count(ctx, []hand.Place{p})
 	if err != nil {
 		return 0, explain(ctx, err, "count the slots held of", w.place)
 	}
-	return n, nil
+	return held[p], nil
 }
 
 // Close refuses new calls, and calls that wait, with [ErrClosed], and waits until all slots are

@@ -128,16 +128,12 @@ UPDATE {schema}weir_slot AS s SET until = 'epoch' FROM {mine}`
 	// tidySQL frees the slot of a call whose answer was lost: the call may have been committed.
 	tidySQL = `
 UPDATE {schema}weir_slot SET until = 'epoch' WHERE name = $1::text AND key = $2::text AND holder = $3::text::uuid`
-
-	heldSQL = `
-SELECT count(*) FROM {schema}weir_slot
-WHERE name = $2::text AND key = $3::text AND until > coalesce($1::timestamptz, clock_timestamp())`
 )
 
 type statements struct {
-	acquire, acquireBound, find, take, left, tidy, held, claim, renewFree string
-	renew, release, count                                                 byKeys
-	twoPhase                                                              string // a table: see spreadSQL
+	acquire, acquireBound, find, take, left, tidy, claim, renewFree string
+	renew, release, count                                           byKeys
+	twoPhase                                                        string // a table: see spreadSQL
 }
 
 func newStatements(schema string) statements {
@@ -160,7 +156,6 @@ func newStatements(schema string) statements {
 		take:         text(takeSQL, "{ttl}", "$6"),
 		left:         text(leftSQL),
 		tidy:         text(tidySQL),
-		held:         text(heldSQL),
 		claim:        text(claimSQL),
 		renewFree:    text(renewFreeSQL, "{lists}", "$3::text[], $4::text[], $5::integer[], $6::text[]", "{one}", ""),
 		renew:        keys(renewSQL, "$3::text[], $4::text[], $5::integer[], $6::text[]", "$7"),

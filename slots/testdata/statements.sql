@@ -78,10 +78,6 @@ WITH live AS MATERIALIZED (
 SELECT free.i, (SELECT count(*) FROM live), EXISTS (SELECT FROM live WHERE slot >= $4::integer)
 FROM (SELECT 1) AS always LEFT JOIN free ON true;
 
--- held: counts the slots of a key that are held
-SELECT count(*) FROM "public".weir_slot
-WHERE name = $2::text AND key = $3::text AND until > coalesce($1::timestamptz, clock_timestamp());
-
 -- left: makes those take turns that count slots left by a larger n
 SELECT 1 FROM "public".weir_slot WHERE name = $1::text AND key = $2::text AND slot >= $3::integer ORDER BY slot LIMIT 1 FOR UPDATE;
 
