@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/limits/statements"
 	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
@@ -286,4 +288,39 @@ func TestAFirstTakeThatCannotBeginAgain(t *testing.T) {
 	if n := rowsOf(t, pool, "done"); n != 0 {
 		t.Errorf("%d rows of a transaction that failed", n)
 	}
+}
+
+// If the statements with which a transaction queues for a row cannot be prepared, it does not queue.
+func TestAQueueThatCannotBePrepared(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "on Citus no transaction queues")
+	pool, l := pgtest.Pool(t), rig.Limiter(t, ratelimit.Config{})
+	rig.Exec(t, pool, `CREATE TABLE done (n bigint)`)
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	texts := statements.New("", false)
+	lock, _, _ := texts.Queue(1)
+	name := sha256.Sum256([]byte(lock)) // pgx's name for it, which is then taken
+	if _, err := conn.Exec(t.Context(), fmt.Sprintf(`PREPARE stmtcache_%x AS SELECT 1`, name[:24])); err != nil {
+		t.Fatal(err)
+	}
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
+	runs := 0
+	err = l.InTx(t.Context(), conn, func(ctx context.Context, tx pgx.Tx) error {
+		runs++
+		if err := firstUses["Exec"](ctx, tx); err != nil {
+			return err
+		}
+		if runs == 1 {
+			rig.Take(t, l.Autocommit(pool), k)
+		}
+		return l.Consume(ctx, tx, k)
+	})
+	if err != nil || runs != 2 {
+		t.Fatalf("%d runs: %v", runs, err)
+	}
+	wantValue(t, l, pool, k, 8)
 }

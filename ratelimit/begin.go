@@ -162,7 +162,7 @@ func (t *lazyTx) beginWith(
 		// There is no transaction: BEGIN was refused, ctx had ended, or pgx could not prepare the
 		// batch. Sent one by one, each statement fails where it should: BEGIN by itself, any other
 		// within the transaction.
-		if err := t.begin(); err != nil {
+		if err := t.begin(); err != nil || len(statements) == 0 {
 			return nil, err
 		}
 		return send(ctx, t.tx, statements)
