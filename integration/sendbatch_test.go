@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -231,6 +232,49 @@ func TestSendBatchRunsAgainOnAConflict(t *testing.T) {
 				limit.Name(), ok, n, called, calls)
 		}
 	}
+}
+
+// Portable callers queue for no row, so a conflict does not make the next batches queue for it.
+func TestSendBatchAfterAConflictOnOtherEngines(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
+	sent := &tripCounter{}
+	pool := written(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent })
+	l := rig.Limiter(t, ratelimit.Config{Portable: true})
+	k := ratelimit.MustDefine("k", ratelimit.TokenBucket{Rate: 10, Period: rig.Never}).For("k")
+	holder := rig.Begin(t, pool, pgx.ReadCommitted)
+	takeOK(t, first(l.RateLimit(t.Context(), holder, k)))
+	ended := make(chan answer, 1)
+	go func() {
+		res, err := l.SendBatch(t.Context(), pool, write(1), k)
+		ended <- answer{res, err}
+	}()
+	waitsForALock(t, pool)
+	rig.Commit(t, holder)
+	if got := <-ended; got.err != nil || !got.res.OK {
+		t.Fatal(got.res.OK, got.err)
+	}
+	before := sent.n.Load()
+	takeOK(t, first(l.SendBatch(t.Context(), pool, write(2), k)))
+	if n := sent.n.Load() - before; n != 1 {
+		t.Errorf("%d trips, want 1", n)
+	}
+}
+
+// tripCounter counts what is sent.
+type tripCounter struct {
+	afterBatch
+	n atomic.Int64
+}
+
+func (c *tripCounter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	c.n.Add(1)
+	return ctx
+}
+
+func (c *tripCounter) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	c.n.Add(1)
+	return ctx
 }
 
 // A callback that fails leaves what was committed.

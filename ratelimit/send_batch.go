@@ -250,9 +250,7 @@ func (s *sending) failed(
 	var unbuilt pgx.ErrPreprocessingBatch
 	switch {
 	case isConflict(err):
-		if take != nil && isLostRow(err) {
-			s.l.contended.Note(take.c.Row)
-		}
+		(&attempt{l: s.l, queues: !s.l.cfg.Portable}).observe(s.l, take, err)
 		// Ending the failed transaction costs a round trip, but otherwise the pool would close the
 		// connection, and its next user would have to connect.
 		rollBack(ctx, conn)
