@@ -1,6 +1,7 @@
 package fair
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -60,12 +61,7 @@ func Define(name string, rule ratelimit.Rule, cfg Config) (*Limit, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Window == 0 {
-		cfg.Window = time.Minute
-	}
-	if cfg.Most == 0 {
-		cfg.Most = 1e9
-	}
+	cfg.Window, cfg.Most = cmp.Or(cfg.Window, time.Minute), cmp.Or(cfg.Most, 1e9)
 	used, err := ratelimit.Define(name+" (used)",
 		ratelimit.FixedWindow{Rate: cfg.Most, Period: cfg.Window, Start: time.Unix(0, 0)})
 	if err != nil {
@@ -100,9 +96,7 @@ func (l *Limit) Used() ratelimit.Limit { return l.used }
 func (l *Limit) RateLimit(
 	ctx context.Context, by Limits, tenant Tenant, n float64, others ...ratelimit.Request,
 ) (ratelimit.Result, error) {
-	if tenant.Weight == 0 {
-		tenant.Weight = 1
-	}
+	tenant.Weight = cmp.Or(tenant.Weight, 1)
 	if !(tenant.Weight > 0) || math.IsInf(tenant.Weight, 1) {
 		return ratelimit.Result{}, &ratelimit.InvalidError{Limit: l.total.Name(),
 			Field: "Tenant.Weight", Value: tenant.Weight, Want: "a number above 0"}

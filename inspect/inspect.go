@@ -7,10 +7,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/weir-go/weir/internal/limits/where"
 	"github.com/weir-go/weir/internal/pgerr"
 	"github.com/weir-go/weir/ratelimit"
 )
@@ -54,8 +54,7 @@ func New(db DB, cfg Config) (*Reader, error) {
 	switch {
 	case db == nil:
 		return nil, &ratelimit.InvalidError{Field: "db", Value: nil, Want: "a pool or a connection"}
-	case len(cfg.Schema) > 63 || strings.IndexByte(cfg.Schema, 0) >= 0 ||
-		!utf8.ValidString(cfg.Schema):
+	case where.Unfit(cfg.Schema, 63) != "":
 		return nil, &ratelimit.InvalidError{Field: "inspect.Config.Schema", Value: cfg.Schema,
 			Want: "the name of a schema: at most 63 bytes of UTF-8 without NUL"}
 	case cfg.Timeout < 0 || cfg.Timeout > 24*time.Hour:

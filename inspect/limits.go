@@ -3,6 +3,7 @@ package inspect
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -84,10 +85,7 @@ func (r *Reader) Names(ctx context.Context) (names []string, err error) {
 			names, err = r.namesOneByOne(ctx, tx)
 			return err
 		}
-		rows, err := tx.Query(ctx, r.sql(namesSQL), mostLimits)
-		if err != nil {
-			return err
-		}
+		rows, _ := tx.Query(ctx, r.sql(namesSQL), mostLimits) // CollectRows returns its error
 		names, err = pgx.CollectRows(rows, pgx.RowTo[string])
 		return err
 	})
@@ -106,12 +104,12 @@ func (r *Reader) Limits(ctx context.Context) ([]Limit, error) {
 	}
 	limits := make([]Limit, 0, len(names))
 	for _, name := range names {
-		l, found, err := r.limit(ctx, name, min(mostKeys, max(leastKeys, mostTogether/len(names))))
-		if err != nil {
-			return nil, err
-		}
-		if found {
+		l, err := r.limit(ctx, name, min(mostKeys, max(leastKeys, mostTogether/len(names))))
+		switch {
+		case err == nil:
 			limits = append(limits, l)
+		case !errors.Is(err, ErrNoBalance): // otherwise it was pruned meanwhile
+			return nil, err
 		}
 	}
 	return limits, nil
@@ -119,25 +117,19 @@ func (r *Reader) Limits(ctx context.Context) ([]Limit, error) {
 
 // Limit is one of [Reader.Limits]. Without any rows the error matches [ErrNoBalance].
 func (r *Reader) Limit(ctx context.Context, name string) (Limit, error) {
-	l, found, err := r.limit(ctx, name, mostKeys)
-	if err == nil && !found {
-		err = explain(fmt.Errorf(
-			"%w: it was never used, or all of its keys are full and were pruned", ErrNoBalance,
-		),
-			fmt.Sprintf("limit %q", name))
-	}
-	return l, err
+	return r.limit(ctx, name, mostKeys)
 }
 
-func (r *Reader) limit(
-	ctx context.Context, name string, most int,
-) (l Limit, found bool, err error) {
+func (r *Reader) limit(ctx context.Context, name string, most int) (l Limit, err error) {
 	err = r.read(ctx, func(tx pgx.Tx) error {
 		balances, err := r.keys(ctx, tx, name, "", "", most+1)
-		if err != nil || len(balances) == 0 {
+		if err == nil && len(balances) == 0 {
+			err = fmt.Errorf("%w: it was never used, or all of its keys are full and were pruned",
+				ErrNoBalance)
+		}
+		if err != nil {
 			return err
 		}
-		found = true
 		l = summarize(name, balances[:min(most, len(balances))])
 		if len(balances) <= most {
 			return nil
@@ -146,12 +138,12 @@ func (r *Reader) limit(
 		if err := tx.QueryRow(ctx, r.sql(guessSQL), name).Scan(&plan); err != nil {
 			return err
 		}
-		var guess []struct {
+		var guess [1]struct {
 			Plan struct {
 				Rows float64 `json:"Plan Rows"`
 			}
 		}
-		if err := json.Unmarshal(plan, &guess); err != nil || len(guess) == 0 {
+		if err := json.Unmarshal(plan, &guess); err != nil {
 			return fmt.Errorf("read the plan %s: %w", plan, err)
 		}
 		l.Keys, l.Estimated = max(int64(guess[0].Plan.Rows)/int64(l.Shards), int64(len(balances))),
@@ -159,9 +151,9 @@ func (r *Reader) limit(
 		return nil
 	})
 	if err != nil {
-		return Limit{}, false, explain(err, fmt.Sprintf("limit %q", name))
+		return Limit{}, explain(err, fmt.Sprintf("limit %q", name))
 	}
-	return l, found, nil
+	return l, nil
 }
 
 // summarize makes a Limit from some of its balances.

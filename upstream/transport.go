@@ -1,12 +1,14 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 	"net/http"
 	"time"
 
+	"github.com/weir-go/weir/internal/grace"
 	"github.com/weir-go/weir/ratelimit"
 )
 
@@ -85,10 +87,10 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if d := t.pause(resp); d > 0 {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 5*time.Second)
+		ctx, cancel := grace.Now(r.Context())
 		defer cancel()
 		if err := t.Limiter.Pause(ctx, d, requests...); err != nil {
-			t.logger().ErrorContext(ctx,
+			cmp.Or(t.Logger, slog.Default()).ErrorContext(ctx,
 				"upstream: the limits are not paused, though the API asks for it",
 				"host", r.URL.Host, "for", d, "error", err)
 		}
@@ -141,11 +143,4 @@ func (t *Transport) base() http.RoundTripper {
 		return t.Base
 	}
 	return http.DefaultTransport
-}
-
-func (t *Transport) logger() *slog.Logger {
-	if t.Logger != nil {
-		return t.Logger
-	}
-	return slog.Default()
 }

@@ -42,15 +42,8 @@ func Reserved(t testing.TB, res ratelimit.Result, err error) {
 // under test may return [ratelimit.Result.Err]. If it is in the error, the Result does not matter.
 func Denied(t testing.TB, res ratelimit.Result, err error, by ratelimit.Limit) {
 	t.Helper()
-	of := res.Limit
 	var denied *ratelimit.DeniedError
-	if errors.As(err, &denied) {
-		of = denied.Limit
-	} else if err != nil || res.Err() == nil || errors.Is(res.Err(), ratelimit.ErrNoDecision) {
-		t.Fatalf("%s; want it denied by %q", Describe(res, err), by.Name())
-		return
-	}
-	if of != by.Name() {
+	if !errors.As(cmp.Or(err, res.Err()), &denied) || denied.Limit != by.Name() {
 		t.Fatalf("%s; want it denied by %q", Describe(res, err), by.Name())
 	}
 }

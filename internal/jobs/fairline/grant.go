@@ -114,13 +114,9 @@ func (g *grant) run(ctx context.Context, tx pgx.Tx) error {
 func (g *grant) hold(ctx context.Context, tx pgx.Tx) error {
 	var known bool
 	var seen time.Time
-	columns := []any{&g.turn.Virtual, &g.others, &g.value, &known, &seen, nil}
 	b := &pgx.Batch{}
-	b.Queue(g.SQL(HoldSQL), g.of[0], g.of[1], g.granter.Holder, lineLasts).
-		Query(func(rows pgx.Rows) error {
-			_, err := pgx.ForEachRow(rows, columns, func() error { g.mine = true; return nil })
-			return err
-		})
+	g.Queue(b, HoldSQL, []any{g.of[0], g.of[1], g.granter.Holder, lineLasts},
+		func() { g.mine = true }, &g.turn.Virtual, &g.others, &g.value, &known, &seen, nil)
 	riverjob.BrieflyFrom(b, balanceIn)
 	err := tx.SendBatch(ctx, b).Close()
 	if known {
@@ -184,19 +180,19 @@ func (g *grant) complete(q *queue, most int) {
 	}
 }
 
+// unfinished are the states of jobs that may still be granted.
+var unfinished = []string{"available", "scheduled", "running", "retryable", "pending"}
+
 // settle applies a tenant's corrections, has the jobs leave that are gone, and sorts the others.
 func (g *grant) settle(q *queue) {
 	var corrections []*contender
 	q.jobs = slices.DeleteFunc(q.jobs, func(c *contender) bool {
-		switch c.state {
-		case "available", "scheduled", "running", "retryable", "pending":
-			if c.Priority != 0 {
-				return false
-			}
-		}
-		if c.Priority == 0 {
+		switch {
+		case c.Priority == 0:
 			corrections, g.left = append(corrections, c), append(g.left, c.Row)
-		} else {
+		case slices.Contains(unfinished, c.state):
+			return false
+		default:
 			g.gone = append(g.gone, c.Row)
 		}
 		return true

@@ -159,19 +159,15 @@ func (r *Granter) Round(ctx context.Context) (holds bool, err error) {
 		// A line is idle only if no round since the first line has found it.
 		if !last || h.active.After(r.since) || time.Since(h.active) < restAfter {
 			r.held[of] = h
-		} else {
-			failed = append(failed, r.rest(ctx, of))
+		} else { // nobody waits in it any more
+			args := []any{of[0], of[1], r.Holder}
+			failed = append(failed, r.Query(ctx, r.Pool, restSQL, args, nil))
 		}
 	}
 	if last {
 		clear(r.behind)
 	}
 	return holds, errors.Join(failed...)
-}
-
-// rest forgets a line in which nobody waits any more.
-func (r *Granter) rest(ctx context.Context, of ticket.Row) error {
-	return r.Query(ctx, r.Pool, restSQL, []any{of[0], of[1], r.Holder}, nil)
 }
 
 // Row is a row of weir_turn.

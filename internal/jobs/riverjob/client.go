@@ -11,11 +11,11 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/jobs/wake"
+	"github.com/weir-go/weir/internal/pgerr"
 )
 
 const (
@@ -101,17 +101,11 @@ func BrieflyFrom(b *pgx.Batch, d time.Duration) {
 
 // IsBlocked reports whether err concerns only the balances that were asked for, so that jobs of
 // others can go on: somebody held a lock for too long (lock_not_available), or IsDown.
-func IsBlocked(err error) bool {
-	var e *pgconn.PgError
-	return errors.As(err, &e) && e.Code == "55P03" || IsDown(err)
-}
+func IsBlocked(err error) bool { return pgerr.State(err) == "55P03" || IsDown(err) }
 
 // IsDown reports whether err says that Citus could not reach a worker: connection_failure, told by
 // a coordinator that can be reached itself.
-func IsDown(err error) bool {
-	var e *pgconn.PgError
-	return errors.As(err, &e) && e.Code == "08006"
-}
+func IsDown(err error) bool { return pgerr.State(err) == "08006" }
 
 // HangsSQL has Postgres end the transaction of a client that hangs in it. Then what it has locked
 // is free.

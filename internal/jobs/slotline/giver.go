@@ -22,12 +22,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/hand"
 	"github.com/weir-go/weir/internal/jobs/riverjob"
+	"github.com/weir-go/weir/internal/pgerr"
 )
 
 const (
@@ -106,8 +106,8 @@ func (g *Giver) hand(
 			g.passOver(job, err)
 			continue
 		}
-		var e *pgconn.PgError
-		conflict := errors.As(err, &e) && (e.Code == "40001" || e.Code == "40P01")
+		state := pgerr.State(err)
+		conflict := state == "40001" || state == "40P01"
 		if err != nil && (conflict || free != nil && mayPass(err)) && ctx.Err() == nil {
 			if !conflict {
 				time.Sleep(handAgain)
@@ -124,17 +124,15 @@ func (g *Giver) hand(
 // mayPass reports whether a later attempt may succeed: not if a right or a table is missing, nor on
 // a pool that was closed.
 func mayPass(err error) bool {
-	var e *pgconn.PgError
-	missing := errors.As(err, &e) && strings.HasPrefix(e.Code, "42")
-	return !missing && !riverjob.PoolClosed(err)
+	return !strings.HasPrefix(pgerr.State(err), "42") && !riverjob.PoolClosed(err)
 }
 
 // isRefused reports whether an error is about a job's own row, which a constraint or a trigger of
 // somebody else refuses, for example.
 func isRefused(err error) bool {
-	var e *pgconn.PgError
-	return errors.As(err, &e) && (strings.HasPrefix(e.Code, "22") ||
-		strings.HasPrefix(e.Code, "23") || strings.HasPrefix(e.Code, "P0"))
+	state := pgerr.State(err)
+	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") ||
+		strings.HasPrefix(state, "P0")
 }
 
 // passOver has a job that was refused not keep the slots from those behind it.
@@ -167,11 +165,8 @@ func (g *Giver) handBy(
 		s.Free(b, *free)
 	}
 	var first row
-	b.Queue(g.SQL(headSQL), g.Schema, tenant, g.passedOver()).Query(func(rows pgx.Rows) error {
-		columns := []any{&first.Priority, &first.Due, &first.Job}
-		_, err := pgx.ForEachRow(rows, columns, func() error { found = true; return nil })
-		return err
-	})
+	g.Queue(b, headSQL, []any{g.Schema, tenant, g.passedOver()}, func() { found = true },
+		&first.Priority, &first.Due, &first.Job)
 	if err := c.SendBatch(ctx, b).Close(); err != nil {
 		return false, 0, err
 	}
