@@ -49,29 +49,19 @@ func TestACallThatHoldsARowWaitsForNoShardBeforeIt(t *testing.T) {
 		held   string // the shards that the other transaction holds
 		before string // what the limiter has seen of them
 		learns bool   // the limiter learns of the shards after the first trip
-		batch  bool   // the call is a batch, and its limits are shadows
 	}{
 		"the shard with the tokens was emptied": {knows: true, held: `shard > ` + first,
 			before: `CASE WHEN shard = ` + first + ` THEN 10 ELSE 0 END`},
 		"the limit has shards now":              {held: `shard > 0`},
 		"and others of the process learn of it": {held: `shard > 0`, learns: true},
-		"the shadow of a batch has shards now":  {held: `shard > 0`, batch: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool, l := pgtest.Pool(t, rig.Most(6)), rig.Limiter(t, ratelimit.Config{})
-			auto, decide, left := l.Autocommit(pool), l.RateLimit, 39.0
-			var options []ratelimit.Option
-			if c.batch {
-				options, left = append(options, ratelimit.Shadow()), 38 // a shadow takes by itself
-				decide = func(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-					res, _, err := l.RateLimitMany(ctx, tx, [][]ratelimit.Request{requests})
-					return res, err
-				}
-			}
-			stale := ratelimit.MustDefine("a", rule, options...).For("k")
-			row := ratelimit.MustDefine("b", rule, options...).For("k")
-			sharded := ratelimit.MustDefine("a", rule, append(options, ratelimit.Shards(4))...).For("k")
+			auto := l.Autocommit(pool)
+			stale := ratelimit.MustDefine("a", rule).For("k")
+			row := ratelimit.MustDefine("b", rule).For("k")
+			sharded := ratelimit.MustDefine("a", rule, ratelimit.Shards(4)).For("k")
 			request := stale
 			if c.knows {
 				request = sharded
@@ -110,7 +100,7 @@ func TestACallThatHoldsARowWaitsForNoShardBeforeIt(t *testing.T) {
 			defer cancel()
 			ended := make(chan answer, 1)
 			go func() {
-				res, err := decide(ctx, afterTrip{tx, new(sync.Once), learn}, request, row)
+				res, err := l.RateLimit(ctx, afterTrip{tx, new(sync.Once), learn}, request, row)
 				ended <- answer{res, err}
 				_ = tx.Commit(context.Background())
 			}()
@@ -133,7 +123,7 @@ func TestACallThatHoldsARowWaitsForNoShardBeforeIt(t *testing.T) {
 				t.Errorf("granted: %v, retry after %v; want a denial for at most 100 ms", of.OK, ahead)
 			}
 			rig.Commit(t, other)
-			wantValue(t, l, pool, row, left)
+			wantValue(t, l, pool, row, 39)
 		})
 	}
 }

@@ -22,8 +22,9 @@ import (
 // after the other, in this order and with no other caller in between. The first calls may then run
 // at once and the later ones wait. Each Result has its own [Reservation].
 //
-// The number of round trips does not depend on the number of calls, except that each limit and key
-// of [Shadow] limits with [Shards] costs up to three more.
+// The number of round trips does not depend on the number of calls: it is that of one call for all
+// of the batch's limits and keys. As in other calls, each limit and key of a [Shadow] costs a round
+// trip of its own.
 //
 // all is the decision over the whole batch. If it is a denial, nothing was taken, each is nil, and
 // all names the limit and key whose tokens come last. Otherwise its RunAt is when the last call may
@@ -43,8 +44,11 @@ func (l *Limiter) RateLimitMany(
 		return Result{}, nil, err
 	}
 	o := l.observe(ctx, requests)
-	all, err = o.told(l.rateLimitMany(ctx, tx, o, requests, of))
-	if err != nil {
+	merged, err := merge(requests, of)
+	if err == nil {
+		all, err = l.in(tx).take(ctx, o, merged)
+	}
+	if all, err = o.told(all, err); err != nil {
 		return Result{}, nil, err
 	}
 	if all.OK {
@@ -89,140 +93,6 @@ func flatten(calls [][]Request) (requests []Request, of []int, err error) {
 		}
 	}
 	return requests, of, nil
-}
-
-func (l *Limiter) rateLimitMany(
-	ctx context.Context, tx pgx.Tx, o *observation, requests []Request, of []int,
-) (Result, error) {
-	calls, err := merge(requests, of)
-	if err != nil {
-		return Result{}, err
-	}
-	w := l.in(tx)
-	if w.err != nil {
-		return Result{}, w.err
-	}
-	x := o.counting(w.x)
-	enforced, shadows := apart(calls)
-	res := Result{OK: true}
-	if len(enforced) > 0 {
-		if res, err = l.rateLimit(ctx, x, enforced); err != nil {
-			return Result{}, err
-		}
-	}
-	x.ends = true // as in RateLimit
-	at := res.At
-	res.grow(requestsOf(calls))
-	if err := l.shadowsTogether(ctx, x, shadows, &res); err != nil {
-		return Result{}, err
-	}
-	switch {
-	case len(enforced) > 0:
-		res.At = at
-	case !res.At.IsZero():
-		res.id = newID(res.At.UnixMicro())
-	}
-	return res, nil
-}
-
-// shadowsTogether is beside for the shadows of a batch: one trip takes for all of them, and a
-// second one looks at those that did not grant. A shadow with shards is decided by itself when it
-// is its turn in the order of locks, so those before it and after it take separate trips. It
-// records their Outcomes in res, and moves its At. If the batch was denied, their Outcomes have
-// only names.
-func (l *Limiter) shadowsTogether(
-	ctx context.Context, x executor, shadows []call, res *Result,
-) error {
-	decided := func(c *call, r Result, err error) error {
-		if err == nil {
-			res.put(c, r.Outcomes[c.indexes[0]])
-			res.At = later(res.At, r.At)
-		}
-		return err
-	}
-	var together []call
-	take := func() error {
-		if len(together) == 0 {
-			return nil
-		}
-		again, takes, err := l.takeOrLook(ctx, x, together, res)
-		if err != nil {
-			return err
-		}
-		var held holds
-		held.upTo(takes[len(takes)-1].c.Row)
-		for _, c := range again {
-			one := []call{*c}
-			seen, _, err := l.look(ctx, x, one, nil, false, nil)
-			if err != nil {
-				return err
-			}
-			r, err := l.decide(ctx, x, one, false, seen, held)
-			if err := decided(c, r, err); err != nil {
-				return err
-			}
-		}
-		together = nil
-		return nil
-	}
-	for i := range shadows {
-		c := &shadows[i]
-		res.put(c, Outcome{Limit: c.Name, Key: c.Key, OK: !c.never, Shadow: true})
-		switch {
-		case !res.OK || c.never:
-		case l.sharded(shadows[i : i+1]):
-			if err := take(); err != nil {
-				return err
-			}
-			r, err := l.rateLimit(ctx, x, []call{*c})
-			if err := decided(c, r, err); err != nil {
-				return err
-			}
-		default:
-			together = append(together, *c)
-		}
-	}
-	return take()
-}
-
-// takeOrLook decides calls independently of each other, and records their Outcomes in res. It
-// returns those that it could not decide, and the takes, whose rows are locked: limits that have
-// shards now, or that had tokens by the time of the look.
-func (l *Limiter) takeOrLook(
-	ctx context.Context, x executor, calls []call, res *Result,
-) (again []*call, takes []*statement, err error) {
-	takes = forEach(calls, l.takeOf)
-	if err := x.run(ctx, takes); err != nil {
-		return nil, nil, explain(ctx, err, "take", calls)
-	}
-	var looks []*statement
-	note := func(c *call, v algebra.Verdict, left algebra.Left) {
-		o := c.outcome(&v)
-		o.took.Left = left
-		res.put(c, o)
-		res.At = later(res.At, fromMicro(v.At))
-	}
-	for i, s := range takes {
-		if !s.found {
-			looks = append(looks, l.lookOf(&calls[i]))
-			continue
-		}
-		note(&calls[i], calls[i].Granted(s.balance()), s.balance().Left())
-	}
-	if len(looks) > 0 {
-		if err := x.run(ctx, looks); err != nil {
-			return nil, nil, explain(ctx, err, "look at", calls)
-		}
-	}
-	for _, s := range looks {
-		v := s.c.Decide(s.balance(), s.answer.at.UnixMicro())
-		if s.closed() || v.OK {
-			again = append(again, s.c)
-			continue
-		}
-		note(s.c, v, algebra.Left{})
-	}
-	return again, takes, nil
 }
 
 // readOnly returns r without what settling and giving back need: the Results of the calls have

@@ -129,6 +129,11 @@ func (w *within) rateLimit(
 	if err != nil {
 		return Result{}, err
 	}
+	return w.take(ctx, o, calls)
+}
+
+// take decides calls, and then their shadows.
+func (w *within) take(ctx context.Context, o *observation, calls []call) (Result, error) {
 	return ask(ctx, w, len(calls) == 1, func(ctx context.Context, x executor) (Result, error) {
 		x = o.counting(x)
 		return beside(calls, false, func(calls []call) (Result, error) {

@@ -84,7 +84,7 @@ func (j *Jobs) many(n int) (manyInserter, error) {
 
 // InsertManyTx inserts many jobs with their tokens in the caller's transaction: all of them, or
 // none. It makes as many round trips for a thousand jobs as for one, whatever their keys, limits
-// and kinds.
+// and kinds. Only a [ratelimit.Shadow] takes one for each of its keys.
 //
 // If all are granted, the jobs are inserted as if [Jobs.InsertTx] had been called for each in the
 // order of params, with no other caller in between. The first jobs get the tokens that exist, and

@@ -34,7 +34,7 @@ func (*tripCounter) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQu
 func (*tripCounter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
 // However many jobs there are, and over however many keys, limits and kinds, the round trips are
-// the same: if all are granted, if they are denied, if all are duplicates, and if River refuses
+// the same, but for one for each key of a shadow: if all are granted, if they are denied, if all are duplicates, and if River refuses
 // one.
 func TestManyJobsTakeAsManyRoundTripsAsOne(t *testing.T) {
 	t.Parallel()
@@ -54,7 +54,7 @@ func TestManyJobsTakeAsManyRoundTripsAsOne(t *testing.T) {
 			all[i] = scheduler.InsertManyParams{Args: sendArgs{i}, InsertOpts: opts,
 				Requests: append([]ratelimit.Request{
 					bucket.For(key).OrReserve(), bucket.For("all").OrReserve(),
-					window.For(key).OrReserve(), shared.For("k").OrReserve(), shadow.For(key),
+					window.For(key).OrReserve(), shared.For("k").OrReserve(), shadow.For("k"),
 				}, more...)}
 			if i%2 == 1 && opts == nil {
 				all[i].Args = laterArgs{}

@@ -103,8 +103,6 @@ var ofTheRest = []mutant{
 		"unused, inserted[i].Result = append(unused, each[i]), ", "_, inserted[i].Result = unused, ", "DuplicatesAmongMany", jobs, true},
 	{"many: what River refuses is paid for", "scheduler/scheduler.go",
 		"_ = to.giveBack(last, each)\n", "_ = last\n", "ManyJobsThatAreWrong", jobs, true},
-	{"many: a trip for each of the shadows", "ratelimit/batch.go",
-		"case l.sharded(shadows[i : i+1]):", "case true:", "RoundTrips", jobs, true},
 
 	// what an API asks for
 	{"upstream: an answer pauses for as long as it likes", "upstream/transport.go",
@@ -131,8 +129,8 @@ var ofTheRest = []mutant{
 		"shadow != strings.HasSuffix(other.Name, Shadowed)", "shadow && !shadow", "LockedLast", whole, true},
 	{"shadow: a reset of a key locks its rows by their names", "internal/limits/statements/reset_key.go",
 		"isShadow(`b.name`) + `, b.name,", "`b.name,", "LockedLast", whole, true},
-	{"shadow: a batch takes from its shards first", "ratelimit/batch.go",
-		"if err := take(); err != nil {\n\t\t\t\treturn err\n\t\t\t}\n", "", "LockedLast", whole, true},
+	{"shadow: the last of them is taken from first", "ratelimit/shadow.go",
+		"	for i := range shadows {\n", "	for i := range shadows {\n		i = len(shadows) - 1 - i\n", "LockedLast", whole, true},
 	{"shards: a context that has ended keeps a part of a call", "ratelimit/look_shards.go",
 		"ctx, cancel = grace.After(ctx)", "_ = grace.After\n		ctx, cancel = context.WithCancel(ctx)", "ShardsAreTakenAllOrNone", whole, true},
 	{"execute: a second trip may not wait for held rows", "ratelimit/execute.go",
@@ -204,7 +202,7 @@ var ofTheRest = []mutant{
 	{"books: the maker of a layout tells others of it", "ratelimit/look_shards.go",
 		"a == nil || !a.made[c.Place] {", "a == nil || true {", "MayRollBack", core, true},
 	{"books: a flood forgets who has made a layout", "internal/limits/book/book.go",
-		"return at > 0 && ", "return at < 0 && ", "MayRollBack", []string{"./internal/limits/book"}, false},
+		"return m.at != nil && ", "return m.at == nil && ", "MayRollBack", []string{"./internal/limits/book"}, false},
 	{"remember: a denial of before COMMIT", "ratelimit/intx.go",
 		"range a.freed {", "range a.freed[:0] {", "NotRememberedBeyond", whole, true},
 	{"remember: what has come since is not told", "internal/limits/denials/denials.go",

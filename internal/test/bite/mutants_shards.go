@@ -115,8 +115,6 @@ var ofShards = []mutant{
 		"ACallThatHoldsARow", whole, true},
 	{"shards: rows are held while those that a call learns of are waited for", "ratelimit/protocol.go",
 		"held.upTo(takes[len(takes)-1].c.Row)", "_ = takes", "ACallThatHoldsARow", whole, true},
-	{"shards: rows are held while those that a batch learns of are waited for", "ratelimit/batch.go",
-		"held.upTo(takes[len(takes)-1].c.Row)", "_ = takes", "ACallThatHoldsARow", whole, true},
 	{"shards: what a call has sent before others learn of them stays", "ratelimit/look_shards.go",
 		"(!exact || slices.ContainsFunc(takes, (*statement).ofShards))", "slices.ContainsFunc(takes, (*statement).ofShards)",
 		"ACallThatLearns", whole, true},
