@@ -268,7 +268,7 @@ func TestACallThatTookNothingIsNotGranted(t *testing.T) {
 	aims := []aim{{layout: shard.Single}, {layout: shard.Single}}
 	calls := resolved(t, pears.For("x"), apples.For("x"))
 	for n := 1; n <= 2; n++ {
-		res, err := l.takenAgain(aims[:n], []*spread.Whole{full, full}, calls[:n])
+		res, err := l.takenAgain(t.Context(), aims[:n], []*spread.Whole{full, full}, calls[:n])
 		if !errors.Is(err, errUndecided) {
 			t.Errorf("%d limits: %+v, %v", n, res, err)
 		}
@@ -329,7 +329,7 @@ func TestACallThatLostAShardTakesNothingElsewhere(t *testing.T) {
 	owes := &spread.Whole{Layout: shard.Single, Rows: []algebra.Balance{{Exists: true, TS: noon, Value: 2,
 		PausedUntil: algebra.Open}}, At: noon}
 	aims := []aim{{c: &calls[0], layout: four}, {c: &calls[1], layout: shard.Single}}
-	res, err := l.takenAgain(aims, []*spread.Whole{seen, owes}, calls)
+	res, err := l.takenAgain(t.Context(), aims, []*spread.Whole{seen, owes}, calls)
 	if err != nil || res.OK || res.Limit != "plums" || !res.RunAt.IsZero() {
 		t.Fatalf("%+v, %v; want it denied by plums", res, err)
 	}
@@ -350,7 +350,7 @@ func TestADenialForLostTokensAnswersNoOtherCall(t *testing.T) {
 	calls := resolved(t, plums.Global().Count(5))
 	l.watch(calls)
 	aims := []aim{{c: &calls[0], layout: four}}
-	if res, err := l.takenAgain(aims, []*spread.Whole{seen}, calls); err != nil || res.OK {
+	if res, err := l.takenAgain(t.Context(), aims, []*spread.Whole{seen}, calls); err != nil || res.OK {
 		t.Fatalf("%+v, %v; want a denial", res, err)
 	}
 	if res, ok := l.recall(resolved(t, plums.Global().Count(5))); ok {

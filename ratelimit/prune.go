@@ -69,9 +69,8 @@ func (l *Limiter) Prune(
 			Want: "above 0 and up to 1, or 0 for the default"}
 	}
 	cfg.Batch, cfg.Share = cmp.Or(cfg.Batch, 1000), cmp.Or(cfg.Share, 0.25)
-	within := settleWithin.Microseconds()
 	if l.cfg.Portable {
-		err = l.prunePortable(ctx, pool, &cfg, &done, within)
+		err = l.prunePortable(ctx, pool, &cfg, &done)
 		return done, err
 	}
 	// rows prunes a table with a primary key of a name, a key and a number.
@@ -86,14 +85,15 @@ func (l *Limiter) Prune(
 			return n, err
 		})
 	}
-	if err := rows("balances", l.sql.Prune, &done.Looked, &done.Deleted, within); err != nil {
+	if err := rows("balances", l.sql.Prune, &done.Looked, &done.Deleted,
+		settleWithin.Microseconds()); err != nil {
 		return done, err
 	}
 	if err := rows("slots", l.sql.PruneSlots, new(int64), &done.Slots); err != nil {
 		return done, err
 	}
 	id := "00000000-0000-0000-0000-000000000000"
-	return done, pruneTable(ctx, pool, &cfg, &done, "settlements",
+	err = pruneTable(ctx, pool, &cfg, &done, "settlements",
 		func(tx pgx.Tx) (looked int64, err error) {
 			var deleted int64
 			err = tx.QueryRow(ctx, l.sql.PruneSettled, id, cfg.Batch, l.now()).Scan(&looked,
@@ -101,6 +101,7 @@ func (l *Limiter) Prune(
 			done.Settled += deleted
 			return looked, err
 		})
+	return done, err
 }
 
 // numbered is the address of a row whose primary key is a name, a key and a number.

@@ -16,7 +16,7 @@ import (
 )
 
 func (l *Limiter) prunePortable(
-	ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned, within int64,
+	ctx context.Context, pool *pgxpool.Pool, cfg *PruneConfig, done *Pruned,
 ) error {
 	began, err := l.hereNow(ctx, pool)
 	if err != nil {
@@ -29,7 +29,8 @@ func (l *Limiter) prunePortable(
 	}
 	at := first
 	err = pruneTable(ctx, pool, cfg, done, "balances", func(tx pgx.Tx) (looked int64, err error) {
-		rows, _ := tx.Query(ctx, l.sql.Page, at.name, at.key, at.number, cfg.Batch, now(), within)
+		rows, _ := tx.Query(ctx, l.sql.Page, at.name, at.key, at.number, cfg.Batch, now(),
+			settleWithin.Microseconds())
 		var keys []where.Place // in order
 		var idle bool
 		tag, err := pgx.ForEachRow(rows, []any{&at.name, &at.key, &at.number, &idle}, func() error {
@@ -47,7 +48,7 @@ func (l *Limiter) prunePortable(
 			return 0, err
 		}
 		done.Looked += tag.RowsAffected()
-		return tag.RowsAffected(), l.pruneKeys(ctx, tx, keys, now(), within, &done.Deleted)
+		return tag.RowsAffected(), l.pruneKeys(ctx, tx, keys, now(), &done.Deleted)
 	})
 	if err != nil {
 		return err
@@ -100,13 +101,13 @@ func deleteEach(ctx context.Context, tx pgx.Tx, rows pgx.Rows, into []any, gone 
 // Statements.Prune: a key with a head is deleted as a whole if all of its rows are locked and idle;
 // otherwise only its closed rows are.
 func (l *Limiter) pruneKeys(
-	ctx context.Context, tx pgx.Tx, keys []where.Place, now any, within int64, gone *int64,
+	ctx context.Context, tx pgx.Tx, keys []where.Place, now any, gone *int64,
 ) error {
 	lock, remove := &pgx.Batch{}, &pgx.Batch{}
 	all := make([]pruning, len(keys))
 	for i, p := range keys {
 		for _, key := range l.homes(p.Key) {
-			all[i].queue(l, lock, p.Name, key, now, within)
+			all[i].queue(l, lock, p.Name, key, now)
 		}
 	}
 	if err := sendAll(ctx, tx, lock, nil); err != nil {
@@ -133,7 +134,8 @@ type prunable struct {
 	closed, idle bool
 }
 
-func (k *pruning) queue(l *Limiter, batch *pgx.Batch, name, key string, now any, within int64) {
+func (k *pruning) queue(l *Limiter, batch *pgx.Batch, name, key string, now any) {
+	within := settleWithin.Microseconds()
 	batch.Queue(l.sql.LockKey, name, key, now, within).Query(func(rows pgx.Rows) error {
 		r := prunable{key: key}
 		_, err := pgx.ForEachRow(rows, []any{&r.shard, &r.closed, &r.idle}, func() error {

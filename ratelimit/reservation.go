@@ -102,11 +102,7 @@ func (t Take) RunAt(s State) (runAt, pacedAt time.Time) {
 	}
 	if owed > 0 {
 		run = t.rule.Earliest(-owed, t.left.Since, t.left.Since, 0, 0)
-		own := t.Count
-		if t.credit {
-			own = 0
-		}
-		paced = t.rule.Paced(owed, own, t.left.Since, run)
+		paced = t.rule.Paced(owed, t.Count-t.credited(), t.left.Since, run)
 	}
 	return later(s.PausedUntil, fromMicro(min(run+put, algebra.EndOfTime))),
 		later(s.PausedUntil, fromMicro(min(paced+put, algebra.EndOfTime)))
@@ -123,11 +119,14 @@ func later(a, b time.Time) time.Time {
 func (t Take) Ahead() bool { return t.line() > 0 }
 
 // line returns how many tokens had to be repaid before the work could run.
-func (t *Take) line() float64 {
+func (t *Take) line() float64 { return t.left.Owed - t.credited() }
+
+// credited returns how much of its count the work need not wait for.
+func (t *Take) credited() float64 {
 	if t.credit {
-		return t.left.Owed - t.Count
+		return t.Count
 	}
-	return t.left.Owed
+	return 0
 }
 
 // MoveUp returns the take after n tokens that were owed before it are released, because earlier
@@ -157,13 +156,7 @@ func (r *Reservation) until() time.Time {
 // home returns the key under which the settlement is recorded: the least of the keys that the
 // reservation took from, so that it stays the same after a Renew.
 func (r *Reservation) home() string {
-	var key string
-	for i, t := range r.Takes {
-		if i == 0 || t.Key < key {
-			key = t.Key
-		}
-	}
-	return key
+	return slices.MinFunc(r.Takes, func(a, b Take) int { return cmp.Compare(a.Key, b.Key) }).Key
 }
 
 // settledAt returns the key under which a reservation is settled. On Citus the rows of a limit

@@ -165,10 +165,8 @@ func (l *Limiter) once(ctx context.Context, x executor, r *Reservation, used []f
 	if err != nil {
 		return false, err
 	}
-	if err := l.returns(ctx, x, "settle", rows, of); err != nil {
-		return false, err
-	}
-	return true, nil
+	err = l.returns(ctx, x, "settle", rows, of)
+	return err == nil, err
 }
 
 func (l *Limiter) renew(ctx context.Context, x executor, reservations []*Reservation) error {

@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"database/sql"
-	"slices"
 	"time"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
@@ -106,17 +105,6 @@ func (l *look) whole() (w *spread.Whole, valid bool) {
 		}
 	}
 	return w, true
-}
-
-// after returns a limit as takes have left it.
-func after(w *spread.Whole, takes []*statement) *spread.Whole {
-	left := &spread.Whole{Layout: w.Layout, Rows: slices.Clone(w.Rows), At: w.At}
-	for _, s := range takes {
-		if layout, i := shard.Address(s.c.Shard); layout == w.Layout {
-			left.Rows[i] = s.balance()
-		}
-	}
-	return left
 }
 
 // grantedParts is Granted for the parts of a call, which left the limit with b.

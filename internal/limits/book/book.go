@@ -7,7 +7,6 @@ package book
 
 import (
 	"hash/maphash"
-	"math"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -39,32 +38,20 @@ type maker struct {
 // last noted. If two makers have the same hash, one is taken for the other, and what it sees is not
 // remembered: its next call has to look once more.
 type made struct {
-	seed  maphash.Seed
-	began time.Time
-	at    []int32 // seconds after began, plus one; 0: never
+	seed maphash.Seed
+	at   []int64 // in Unix seconds; 0: never
 }
 
-func (m *made) slot(by maker) *int32 {
+func (m *made) slot(by maker) *int64 {
 	if m.at == nil {
-		m.seed, m.began, m.at = maphash.MakeSeed(), time.Now(), make([]int32, mostMade)
+		m.seed, m.at = maphash.MakeSeed(), make([]int64, mostMade)
 	}
 	return &m.at[maphash.Comparable(m.seed, by)%mostMade]
 }
 
-func (m *made) now() int32 { return int32(min(time.Since(m.began)/time.Second+1, math.MaxInt32)) }
-
-func (m *made) note(by maker) {
-	at := m.slot(by)
-	*at = m.now()
-}
-
 // has reports whether a maker was noted within the longest time that its transaction may take.
 func (m *made) has(by maker) bool {
-	if m.at == nil {
-		return false
-	}
-	at := *m.slot(by)
-	return at > 0 && m.now()-at <= int32(longest/time.Second)
+	return m.at != nil && time.Now().Unix()-*m.slot(by) <= int64(longest/time.Second)
 }
 
 type book struct {
@@ -83,7 +70,7 @@ type page struct {
 
 const (
 	mostPages = 100_000   // some megabytes
-	mostMade  = 1 << 14   // hashes: 64 kB
+	mostMade  = 1 << 14   // hashes: 128 kB
 	longest   = time.Hour // how long a transaction may run after it has changed a layout
 
 	// MuchWorse is by how many counts a shard must stand worse than was known for a take to look
@@ -172,7 +159,7 @@ func (b *Books) Making(p where.Place, transaction any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if transaction != nil {
-		b.made.note(maker{p, transaction})
+		*b.made.slot(maker{p, transaction}) = time.Now().Unix()
 	}
 	b.close(p)
 }
@@ -354,19 +341,4 @@ func (b *Books) Free(at where.Place, layout shard.Layout, session uint32) func(i
 			now.Sub(p.taken) >= lately
 	}
 	return func(i int) bool { return free[i] }
-}
-
-// Total estimates the sum of a limit's shards at an instant.
-func (b *Books) Total(p where.Place, a *algebra.Rule, at int64) (total float64, known bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	k := b.of[p]
-	if k == nil {
-		return 0, false
-	}
-	shares := a.Shares(len(k.shards))
-	for i := range k.shards {
-		total += shares.Of(i).At(k.shards[i].Balance, at).Value
-	}
-	return total, true
 }

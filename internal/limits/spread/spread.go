@@ -44,11 +44,8 @@ func (w *Whole) Sum(a *algebra.Rule, now int64) algebra.Balance {
 
 // OfShard returns the call for shard i of n, to read and write it like a balance of its own.
 func OfShard(a *algebra.Ask, n, i int) algebra.Ask {
-	r := *a
-	if n > 1 {
-		shares := a.Shares(n)
-		r.Rule, r.Leave = *shares.Of(i), leaves(a, n, i)
-	}
+	r, shares := *a, a.Shares(n)
+	r.Rule, r.Leave = *shares.Of(i), leaves(a, n, i)
 	return r
 }
 
