@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/weir-go/weir/internal/limits/spread"
 	"github.com/weir-go/weir/internal/limits/where"
 )
 
@@ -335,3 +336,46 @@ func (t *lazyTx) lose(ctx context.Context) {
 	cancel()
 	_ = t.conn.Close(ctx)
 }
+
+// stillDenied returns what confirms, within a transaction, a denial that was read before BEGIN. If
+// no limit of the call has shards, the balances must be the same. If they are not, the transaction
+// runs again, and then reads them within itself, so it runs once more at the most. Otherwise it
+// would read before BEGIN again. So the balances of such a call may have changed, if they would
+// still have denied it. again says that the transaction runs again already.
+func (l *Limiter) stillDenied(seen []*spread.Whole, calls []call, again bool) confirmation {
+	return func() ([]*statement, func() error) {
+		looks := l.looksAt(calls)
+		same := !again && !slices.ContainsFunc(looks, (*statement).ofShards)
+		return looks, func() error {
+			denied := false
+			for i, s := range looks {
+				w, valid := s.saw()
+				if !valid {
+					return nil // the next look reports it
+				}
+				// a row that was closed since denies nothing: its limit has shards now
+				if (same || s.closed()) && w.Rows[0] != seen[i].Rows[0] {
+					return notConfirmed{}
+				}
+				_, ok := w.Plan(&calls[i].Ask, seen[i].At, false, nil)
+				denied = denied || !ok
+			}
+			if !denied {
+				return notConfirmed{}
+			}
+			return nil
+		}
+	}
+}
+
+// confirmation returns statements that look again at balances that were read before the transaction
+// began, and what to call after them. If that returns notConfirmed, because the balances have
+// changed, the transaction runs again, as after a serialization failure.
+type confirmation func() (looks []*statement, holds func() error)
+
+type notConfirmed struct{}
+
+func (notConfirmed) Error() string {
+	return "ratelimit: a balance has changed between a denial and the transaction's begin"
+}
+func (notConfirmed) SQLState() string { return "40001" }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"encoding/binary"
-	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -73,67 +72,6 @@ func (x executor) count() {
 	}
 }
 
-// fresh reports whether a read would see all that is committed by now, as far as is known. A
-// transaction that the caller began counts as fresh: nothing is known of it. One of InTx above READ
-// COMMITTED has its snapshot once it was used. A read would then still see a denial that is over,
-// while a take would find the newer row.
-func (x executor) fresh() bool {
-	a := x.attempt
-	return a == nil || !a.used || !a.keepsSnapshot()
-}
-
-// alone reports whether nothing was sent in the transaction yet, neither by Weir nor by the caller.
-// So it has no snapshot, and has written nothing. It is known only if InTx has yet to send BEGIN.
-func (x executor) alone() bool { return x.single || x.lazy != nil && !x.lazy.begun }
-
-// aside runs looks, before the transaction begins if it can: see canLookAside. A call that is
-// denied this way needs no BEGIN and no ROLLBACK.
-func (x executor) aside(ctx context.Context, looks []*statement, exact bool) error {
-	if !x.canLookAside(exact) {
-		return x.run(ctx, looks)
-	}
-	x.count()
-	_, err := sendBatch(ctx, x.lazy.conn, looks)
-	return err
-}
-
-// canLookAside reports whether InTx has yet to begin the transaction. With exact it is false for a
-// transaction that runs again, because the balances may change once more before that begins.
-func (x executor) canLookAside(exact bool) bool {
-	t := x.lazy
-	return t != nil && !t.begun && t.failed == nil && t.unsure == nil &&
-		(!exact || !x.attempt.again)
-}
-
-// restart rolls back a transaction in which nothing was sent except by the current call, and runs
-// looks in the same trip. The next statement begins the transaction again. restart reports whether
-// it has done so. It does nothing if the transaction has confirmed a denial, as the callback may
-// act on that, or has made a layout, which it would roll back as well.
-func (x executor) restart(ctx context.Context, looks []*statement) (bool, error) {
-	t, a := x.lazy, x.attempt
-	if t == nil || len(a.made) > 0 || !t.begun || t.tx != nil || t.closed || t.failed != nil ||
-		t.locked || t.unsure != nil {
-		return false, nil
-	}
-	x.count()
-	_, err := sendBatch(ctx, t.conn, append([]*statement{{sql: "ROLLBACK"}}, looks...))
-	if err != nil {
-		if t.conn.PgConn().TxStatus() == 'I' { // what fn sends now would commit by itself
-			t.failed = fmt.Errorf("ratelimit: rolled back, and could not begin again: %w", hint(err))
-		}
-		return false, err
-	}
-	a.l.books.Ended(a.shards, false) // what looks have read counts, and not what was rolled back
-	t.begun, t.to, a.used, a.conflict, a.shards = false, nil, false, nil, nil
-	return true, nil
-}
-
-// doubts reports whether a denial was read by aside and needs a confirmation if the transaction
-// begins after all: it does if that keeps one snapshot. Otherwise each statement reads anew.
-func (x executor) doubts() bool {
-	return x.lazy != nil && !x.lazy.begun && x.attempt.keepsSnapshot()
-}
-
 // transaction identifies the transaction, as a map key. It is nil for an attempt of InTx, which
 // remembers by itself what it may roll back.
 func (x executor) transaction() any {
@@ -163,12 +101,12 @@ func (x executor) session() uint32 {
 
 // transaction returns the executor of a pgx transaction.
 func (l *Limiter) transaction(tx pgx.Tx) executor {
-	x := executor{attempt: attemptIn(tx)}
+	var x executor
 	switch t := tx.(type) {
 	case *lazyTx:
-		x.lazy = t
+		x.lazy, x.attempt = t, t.attempt
 	case *savepoint:
-		tx, x.pgx = t.Tx, t.Tx
+		tx, x.pgx, x.attempt = t.Tx, t.Tx, t.attempt
 	default:
 		x.pgx = tx
 	}
@@ -348,15 +286,4 @@ func timestamp(raw []byte) pgtype.Timestamptz {
 	default:
 		return pgtype.Timestamptz{Time: time.Unix(epoch+us/1e6, us%1e6*1000), Valid: true}
 	}
-}
-
-// attemptIn returns the attempt of InTx that tx belongs to, or nil if InTx has not begun tx.
-func attemptIn(tx pgx.Tx) *attempt {
-	switch t := tx.(type) {
-	case *lazyTx:
-		return t.attempt
-	case *savepoint:
-		return t.attempt
-	}
-	return nil
 }

@@ -22,7 +22,7 @@ func (s *Lease) TakeInTx(ctx context.Context, tx pgx.Tx, n float64) (Result, err
 	if tx == nil {
 		return o.told(Result{}, errNoTx())
 	}
-	a := attemptIn(tx)
+	a := s.l.transaction(tx).attempt
 	if a == nil {
 		return o.told(Result{}, &InvalidError{Limit: s.calls[0].Name, Field: "tx",
 			Value: plain("a transaction that InTx has not begun"),
@@ -64,6 +64,6 @@ func (s *Lease) borrow(a *attempt, n float64) (res Result, ok bool, err error) {
 	if s.last == 0 {
 		s.last = now
 	}
-	s.fetchAhead(now)
+	s.fetch()
 	return Result{}, false, nil
 }

@@ -27,10 +27,12 @@ package ratelimit
 //	shadow.go        Shadow: limits that decide and report, but never deny
 //
 // The arithmetic, without a database, is package internal/limits/algebra. RetryAt comes from its
-// Decide in ask.go, which asks Earliest in rule.go. For a limit with shards it comes from Decide in
-// spread.go of package internal/limits/spread, or from Lost there, if other calls have taken the
-// tokens. For a denial from memory it comes from package internal/limits/denials; in an outage, from
-// spares.go. These files are the public side of the arithmetic:
+// Decide in ask.go, which asks Earliest in rule.go, or Search there if the request has Within. For a
+// limit with shards it comes from Decide in spread.go of package internal/limits/spread, which asks
+// Plan in plan.go, or from Lost, if other calls have taken the tokens. For a denial from memory it
+// comes from package internal/limits/denials; of a lease, from refused in lease.go; in an outage,
+// from spares.go. Of several limits the latest counts: see summarize in result.go. These files are
+// the public side of the arithmetic:
 //
 //	decide.go        Decide: the outcome of a request for a State
 //	foretell.go      Foretell: the same for a call of several limits; Receipts, with which weirtest
@@ -40,8 +42,8 @@ package ratelimit
 //
 // How one call is decided. The texts of the statements are in package internal/limits/statements:
 //
-//	protocol.go      the steps, whether the limits have shards or not: take; if that fails, look; if
-//	                 there were tokens, take again. Why it needs two statements
+//	protocol.go      the steps: take; if that fails, look; if there were tokens, take again, in
+//	                 decide of sharded.go. Why it needs two statements
 //	statement.go     one statement: its text, its arguments and its answer
 //	execute.go       the executor: where statements go; how they are sent in a pgx transaction
 //	citus.go         on Citus: which node's clock counts; under which key a row is stored, with
@@ -60,7 +62,8 @@ package ratelimit
 //	excess.go        which shards are charged if more was used than reserved
 //	prune.go         deletes rows that are full again
 //	prune_portable.go  the same, key by key
-//	lines.go         Lines: reads the states of balances for which work waits
+//	lines.go         Lines: reads the states of balances for which work waits, also by how much
+//	                 pauses have delayed it
 //
 // Reservations:
 //
@@ -75,10 +78,10 @@ package ratelimit
 // A transaction of InTx:
 //
 //	begin.go         sends BEGIN together with the first take; sends COMMIT, on Citus in two phases
-//	                 if needed
+//	                 if needed. Confirms a denial that was read before BEGIN
 //	pass_on.go       the pgx.Tx that the callback gets: passes on what is sent there
 //	attempt.go       one run of a transaction: the rows for which it queues, and those on which it
-//	                 conflicts with others
+//	                 conflicts with others; what can be sent before BEGIN
 //
 // Several calls decided as one. If coalesced calls are slow, see the table in CONTRIBUTING.md:
 //
@@ -100,8 +103,9 @@ package ratelimit
 // grant as one limit, RetryAt, and how a count is divided over them. Package internal/limits/book
 // remembers what a process knows of the shards:
 //
-//	sharded.go       notes what a take has left in each shard; denies a call if others took the
-//	                 tokens after the last look
+//	sharded.go       decide: takes and looks until all calls are granted or one is denied, with shards
+//	                 or without. Notes what a take has left in each shard; denies a call if others
+//	                 took the tokens after the last look
 //	aim.go           chooses the shard or shards that a call takes from
 //	look_shards.go   reads limits, with all shards or the only row; adds shards that are missing
 //	whole.go         the shards of a limit, as they were read, and calls for single shards
@@ -135,6 +139,8 @@ package ratelimit
 //   - executor: where statements go: a pgx or database/sql transaction, or a pool
 //   - trip: a round trip: statements sent together, and their answers
 //   - line: the queue of work that was granted for later, in the order in which its tokens come
+//   - delay: by how long pauses have put off the work that waits for a row; moved: by how many tokens
+//     settlements have moved its line up
 //   - ahead: how far ahead of its tokens a call may be granted
 //   - layout: into how many shards a balance is divided; a change closes the old layout's rows
 //   - head: the row that says which layout is in force; closed: a row of an old layout

@@ -3,8 +3,6 @@ package ratelimit
 import (
 	"context"
 	"errors"
-	"slices"
-	"time"
 
 	"github.com/weir-go/weir/internal/grace"
 	"github.com/weir-go/weir/internal/limits/algebra"
@@ -82,109 +80,8 @@ func (l *Limiter) rateLimit(ctx context.Context, x executor, calls []call) (Resu
 	return l.decide(ctx, x, calls, first, seen, held)
 }
 
-// decide is rateLimit for calls that a TAKE of their only rows does not decide. With first, nothing
-// but this call has sent anything in the transaction. seen is what LOOK has just read, or nil, and
-// held what the call has locked.
-func (l *Limiter) decide(
-	ctx context.Context, x executor, calls []call, first bool, seen []*spread.Whole, held holds,
-) (Result, error) {
-	for i := range calls {
-		calls[i].Most = l.books.Asked(calls[i].Place, calls[i].Count)
-	}
-	var aims []aim
-	var restarted bool
-	var err error
-	if seen == nil {
-		aims = make([]aim, len(calls))
-		if !l.guess(x, calls, aims) {
-			seen, _, err = l.look(ctx, x, calls, nil, first, nil)
-		}
-	}
-	if err != nil {
-		return Result{}, err
-	}
-	changes := 0
-	for round := 1; ; round++ {
-		if seen != nil {
-			if aims != nil && haveMoved(aims, seen) { // it has lost no tokens to others
-				if changes++; changes > mostChanges {
-					return Result{}, explain(ctx, errMoving, "take", calls)
-				}
-				round = 1
-			}
-			if res := l.judge(seen, calls); !res.OK {
-				if x.doubts() {
-					x.lazy.unsure = l.stillDenied(seen, calls, x.attempt.again)
-				}
-				return res, nil
-			}
-			if aims == nil {
-				aims = make([]aim, len(calls))
-			}
-			if round > rounds || !l.aim(x, calls, aims, seen, &held, round == rounds) {
-				return l.takenAgain(aims, seen, calls)
-			}
-		}
-		var takes []*statement
-		for i := range aims {
-			l.send(&aims[i])
-			// so that calls made before the answer avoid these shards
-			for _, s := range aims[i].sent {
-				for row := range s.claims {
-					l.books.Claim(row, x.session())
-				}
-			}
-			takes = append(takes, aims[i].sent...)
-		}
-		if x.single && len(takes) > 1 {
-			return Result{}, errUndecided
-		}
-		sent := time.Now()
-		failed := x.run(ctx, takes)
-		if slices.ContainsFunc(takes, func(s *statement) bool { return s.parts > 0 }) {
-			takes = l.apart(x, aims)
-		}
-		l.arrive(x, takes, failed)
-		switch {
-		case failed == nil:
-			if res, ok := l.grantedShards(aims, seen, calls); ok {
-				return res, nil
-			}
-			for i := range seen { // unless the takes went by what was remembered
-				l.lose(&aims[i], seen[i])
-			}
-		case !first || round == rounds || !isConflict(failed) ||
-			slices.ContainsFunc(takes, func(s *statement) bool { return s.whole == nil }):
-			// for the row of a limit without shards InTx queues after a conflict
-			if x.stepwise {
-				l.undo(ctx, x, takes)
-			}
-			return Result{}, explain(ctx, failed, "take", calls)
-		}
-		if seen, restarted, err = l.look(ctx, x, calls, takes, first, failed); err != nil {
-			return Result{}, err
-		}
-		if !restarted && !x.single {
-			held.add(aims, seen, time.Since(sent))
-		}
-	}
-}
-
-// mostChanges is how many changes of the number of shards a call may meet, each just before a TAKE.
-const mostChanges = 10
-
-// haveMoved reports whether a limit has other shards by now than those that were aimed at.
-func haveMoved(aims []aim, seen []*spread.Whole) bool {
-	for i := range aims {
-		if aims[i].layout != seen[i].Layout {
-			return true
-		}
-	}
-	return false
-}
-
 // errUndecided says that LOOK found enough tokens each time, and TAKE then lost them to other
-// callers. It does not leave the package.
+// callers. A call over a pool then begins a transaction.
 var errUndecided = errors.New(
 	"ratelimit: TAKE and LOOK disagree: is the database's clock being set back?",
 )
@@ -216,12 +113,8 @@ const few = 2
 
 // granted returns the Result if all takes answered with a row.
 func granted(takes []*statement, calls []call) (Result, bool) {
-	var fewVerdicts [few]algebra.Verdict // room on the stack, enough for most calls
-	var fewTook [few]took
-	verdicts, all := fewVerdicts[:0], fewTook[:0]
-	if len(takes) > few {
-		verdicts, all = make([]algebra.Verdict, 0, len(takes)), make([]took, 0, len(takes))
-	}
+	verdicts := make([]algebra.Verdict, 0, few) // on the stack, and enough for most calls
+	all := make([]took, 0, few)
 	for i := range takes {
 		if !takes[i].found {
 			return Result{}, false
@@ -233,49 +126,6 @@ func granted(takes []*statement, calls []call) (Result, bool) {
 	res.id = newID(res.At.UnixMicro())
 	return res, true
 }
-
-// stillDenied returns what confirms, within a transaction, a denial that was read before BEGIN. If
-// no limit of the call has shards, the balances must be the same. If they are not, the transaction
-// runs again, and then reads them within itself, so it runs once more at the most. Otherwise it
-// would read before BEGIN again. So the balances of such a call may have changed, if they would
-// still have denied it. again says that the transaction runs again already.
-func (l *Limiter) stillDenied(seen []*spread.Whole, calls []call, again bool) confirmation {
-	return func() ([]*statement, func() error) {
-		looks := l.looksAt(calls)
-		same := !again && !slices.ContainsFunc(looks, (*statement).ofShards)
-		return looks, func() error {
-			denied := false
-			for i, s := range looks {
-				w, valid := s.saw()
-				if !valid {
-					return nil // the next look reports it
-				}
-				// a row that was closed since denies nothing: its limit has shards now
-				if (same || s.closed()) && w.Rows[0] != seen[i].Rows[0] {
-					return notConfirmed{}
-				}
-				_, ok := w.Plan(&calls[i].Ask, seen[i].At, false, nil)
-				denied = denied || !ok
-			}
-			if !denied {
-				return notConfirmed{}
-			}
-			return nil
-		}
-	}
-}
-
-// confirmation returns statements that look again at balances that were read before the transaction
-// began, and what to call after them. If that returns notConfirmed, because the balances have
-// changed, the transaction runs again, as after a serialization failure.
-type confirmation func() (looks []*statement, holds func() error)
-
-type notConfirmed struct{}
-
-func (notConfirmed) Error() string {
-	return "ratelimit: a balance has changed between a denial and the transaction's begin"
-}
-func (notConfirmed) SQLState() string { return "40001" }
 
 // forEach returns a statement for each call.
 func forEach(calls []call, of func(*call) *statement) []*statement {
@@ -301,11 +151,7 @@ func (l *Limiter) checkRateLimit(ctx context.Context, x executor, calls []call) 
 
 // judge returns the Result of calls whose limits were read, and takes nothing.
 func (l *Limiter) judge(seen []*spread.Whole, calls []call) Result {
-	var fewVerdicts [few]algebra.Verdict // as in granted
-	verdicts := fewVerdicts[:0]
-	if len(calls) > few {
-		verdicts = make([]algebra.Verdict, 0, len(calls))
-	}
+	verdicts := make([]algebra.Verdict, 0, few) // as in granted
 	for i := range calls {
 		verdicts = append(verdicts, seen[i].Decide(&calls[i].Ask))
 	}

@@ -1,7 +1,9 @@
 package ratelimit
 
 import (
+	"context"
 	"slices"
+	"time"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
 	"github.com/weir-go/weir/internal/limits/spread"
@@ -27,6 +29,107 @@ import (
 
 // alone is the number of the row of a limit without shards.
 const alone = 0
+
+// decide is rateLimit for calls that a TAKE of their only rows does not decide. With first, nothing
+// but this call has sent anything in the transaction. seen is what LOOK has just read, or nil, and
+// held what the call has locked.
+func (l *Limiter) decide(
+	ctx context.Context, x executor, calls []call, first bool, seen []*spread.Whole, held holds,
+) (Result, error) {
+	for i := range calls {
+		calls[i].Most = l.books.Asked(calls[i].Place, calls[i].Count)
+	}
+	var aims []aim
+	var restarted bool
+	var err error
+	if seen == nil {
+		aims = make([]aim, len(calls))
+		if !l.guess(x, calls, aims) {
+			seen, _, err = l.look(ctx, x, calls, nil, first, nil)
+		}
+	}
+	if err != nil {
+		return Result{}, err
+	}
+	changes := 0
+	for round := 1; ; round++ {
+		if seen != nil {
+			if aims != nil && haveMoved(aims, seen) { // it has lost no tokens to others
+				if changes++; changes > mostChanges {
+					return Result{}, explain(ctx, errMoving, "take", calls)
+				}
+				round = 1
+			}
+			if res := l.judge(seen, calls); !res.OK {
+				if x.doubts() {
+					x.lazy.unsure = l.stillDenied(seen, calls, x.attempt.again)
+				}
+				return res, nil
+			}
+			if aims == nil {
+				aims = make([]aim, len(calls))
+			}
+			if round > rounds || !l.aim(x, calls, aims, seen, &held, round == rounds) {
+				return l.takenAgain(ctx, aims, seen, calls)
+			}
+		}
+		var takes []*statement
+		for i := range aims {
+			l.send(&aims[i])
+			// so that calls made before the answer avoid these shards
+			for _, s := range aims[i].sent {
+				for row := range s.claims {
+					l.books.Claim(row, x.session())
+				}
+			}
+			takes = append(takes, aims[i].sent...)
+		}
+		if x.single && len(takes) > 1 {
+			return Result{}, errUndecided
+		}
+		sent := time.Now()
+		failed := x.run(ctx, takes)
+		if slices.ContainsFunc(takes, func(s *statement) bool { return s.parts > 0 }) {
+			takes = l.apart(x, aims)
+		}
+		l.arrive(x, takes, failed)
+		switch {
+		case failed == nil:
+			if res, ok := l.grantedShards(aims, seen, calls); ok {
+				return res, nil
+			}
+			for i := range seen { // unless the takes went by what was remembered
+				l.lose(&aims[i], seen[i])
+			}
+		case !first || round == rounds || !isConflict(failed) ||
+			slices.ContainsFunc(takes, func(s *statement) bool { return s.whole == nil }):
+			// for the row of a limit without shards InTx queues after a conflict
+			if x.stepwise {
+				l.undo(ctx, x, takes)
+			}
+			return Result{}, explain(ctx, failed, "take", calls)
+		}
+		if seen, restarted, err = l.look(ctx, x, calls, takes, first, failed); err != nil {
+			return Result{}, err
+		}
+		if !restarted && !x.single {
+			held.add(aims, seen, time.Since(sent))
+		}
+	}
+}
+
+// mostChanges is how many changes of the number of shards a call may meet, each just before a TAKE.
+const mostChanges = 10
+
+// haveMoved reports whether a limit has other shards by now than those that were aimed at.
+func haveMoved(aims []aim, seen []*spread.Whole) bool {
+	for i := range aims {
+		if aims[i].layout != seen[i].Layout {
+			return true
+		}
+	}
+	return false
+}
 
 // arrive records which shards the takes took from, and what they left there.
 func (l *Limiter) arrive(x executor, takes []*statement, err error) {
@@ -63,9 +166,7 @@ func (l *Limiter) grantedShards(aims []aim, seen []*spread.Whole, calls []call) 
 	verdicts, all := make([]algebra.Verdict, len(aims)), make([]took, len(aims))
 	for i := range aims {
 		a := &aims[i]
-		if len(a.sent) == 0 || slices.ContainsFunc(a.sent, func(s *statement) bool {
-			return !s.found
-		}) {
+		if slices.ContainsFunc(a.sent, func(s *statement) bool { return !s.found }) {
 			return Result{}, false
 		}
 		c, b := a.c, a.sent[0].balance()
@@ -81,12 +182,11 @@ func (l *Limiter) grantedShards(aims []aim, seen []*spread.Whole, calls []call) 
 			}
 		}
 		all[i] = took{b.Left(), parts}
-		if total, known := l.books.Total(c.Place, &c.Rule, b.TS); known {
-			b.Value = total
+		if known := l.books.Known(c.Place, l.cfg.Clock); known != nil {
+			b.Value = known.Sum(&c.Rule, b.TS).Value
 		} else if seen != nil && seen[i].Layout == a.layout {
 			// the books get a new layout only after COMMIT
-			left := after(seen[i], a.sent)
-			b.Value = left.Sum(&c.Rule, b.TS).Value
+			b.Value = seen[i].Sum(&c.Rule, b.TS).Value - c.Count
 		}
 		verdicts[i] = grantedParts(parts, b)
 	}
@@ -98,7 +198,9 @@ func (l *Limiter) grantedShards(aims []aim, seen []*spread.Whole, calls []call) 
 // takenAgain denies calls for which the last look found enough tokens: the takes have lost them to
 // other callers, or the transaction may not lock their rows. Limits without shards lose nothing to
 // others, as the take has locked their rows.
-func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call) (Result, error) {
+func (l *Limiter) takenAgain(
+	ctx context.Context, aims []aim, seen []*spread.Whole, calls []call,
+) (Result, error) {
 	verdicts := make([]algebra.Verdict, len(calls))
 	for i := range calls {
 		c := &calls[i]
@@ -110,7 +212,7 @@ func (l *Limiter) takenAgain(aims []aim, seen []*spread.Whole, calls []call) (Re
 	if res := l.judged(calls, verdicts); !res.OK {
 		return res, nil
 	}
-	return Result{}, errUndecided
+	return Result{}, explain(ctx, errUndecided, "take", calls)
 }
 
 // ofShards reports whether s takes from the shards of a limit, or reads all of them.
