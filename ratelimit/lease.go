@@ -9,43 +9,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
+	"github.com/weir-go/weir/internal/limits/inhand"
 )
 
-// Leases. A lease takes blocks of tokens from the row of a limit and key, and hands them out from
-// memory once the take of the block is committed. So all processes together never hand out more
-// than the row has granted.
-//
-// That is not enough. Tokens that a lease holds are missing in the row, which refills as if they
-// had been used. Ten leases with full blocks, and a full row, would be twice the capacity or more,
-// all available at once. So tokens that a lease holds expire when they would have overflowed in the
-// row. A take at t0 that has left v tokens in the row lets its lease hold at time t at most
-//
-//	capacity - refilled(v, t0, t)
-//
-// which is what it took, until the row would be full without it. With this rule
-//
-//	(balance of the row) + (all that leases hold) <= capacity, at each instant,
-//
-// as if all of it were still in the row. In any interval of length t at most capacity + rate*t
-// tokens are handed out, by any number of processes.
-//
-// The argument: let takes leave v1 at t1, v2 at t2, ..., vk at tk in the row, and let h1, ..., hk
-// be what is still held of each at time t. Write ri = refilled(vi, ti, t). The balance is rk, and
-// by the rule hk + rk <= capacity. Also hi + ri <= r(i-1): take i has left what it did not take of
-// r(i-1), so ri + hi is at most r(i-1) until it reaches the capacity. From then on the rule keeps
-// it at the capacity, which r(i-1) has reached by then, too. So rk + hk + h(k-1) + ... + h2 <= r1,
-// and r1 + h1 <= capacity. A take that is not a lease's is one of which nothing is held. A take
-// from several shards is one take from each.
-//
-// Giving tokens back breaks this chain, because later takes do not know of it and let their tokens
-// expire too late. So nothing is held for longer than a moment (kept), and only those tokens are
-// given back that would not have expired before everything that was taken earlier is used or
-// expired (see back). If nothing flows in, that is all of them.
-//
-// The time since a take is counted from before it was sent, on the process's own monotonic clock.
-// So it is never less than the time that has passed for the row, as long as both clocks run at the
-// same speed. A machine that was suspended, and whose clock has not counted that time, must not go
-// on with the tokens that it held before.
+// A lease takes blocks of tokens from the row of a limit and key, and hands them out from memory once
+// the take of the block is committed. Package internal/limits/inhand says how much of a block may be
+// handed out, and proves that all processes together stay within the limit.
 
 // LeaseConfig configures a [Lease]. The zero LeaseConfig uses the defaults.
 type LeaseConfig struct {
@@ -84,7 +53,6 @@ type Lease struct {
 	calls   []call  // the request, of one token
 	most    float64 // LeaseConfig.Block
 	least   float64 // that can be taken
-	outer   any     // the key of contexts of InTx on the pool
 	base    time.Time
 
 	mu   sync.Mutex
@@ -116,11 +84,9 @@ type Lease struct {
 // the pool, except for a take in a transaction, which needs none of its connections. Close the
 // lease before the pool.
 func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*Lease, error) {
-	switch {
-	case pool == nil:
-		return nil, errNoPool()
-	case !l.made():
-		return nil, errNotMade()
+	a := l.Autocommit(pool)
+	if a.err != nil {
+		return nil, a.err
 	}
 	if request.reserve || request.credit || request.leave != 0 {
 		return nil, &InvalidError{Limit: request.Limit().Name(), Field: "request",
@@ -137,8 +103,8 @@ func (l *Limiter) Lease(pool *pgxpool.Pool, request Request, cfg LeaseConfig) (*
 	}
 	c := &calls[0]
 	s := &Lease{
-		l: l, a: l.Autocommit(pool), request: request, calls: calls,
-		most: cfg.Block, least: c.Capacity * algebra.Smallest, outer: outerKey{pool},
+		l: l, a: a, request: request, calls: calls,
+		most: cfg.Block, least: c.Capacity * algebra.Smallest,
 		base: time.Now(),
 	}
 	switch {
@@ -179,10 +145,10 @@ func (s *Lease) take(ctx context.Context, n float64) (Result, error) {
 	s.mu.Lock()
 	now := s.now()
 	if len(s.hand) > 0 && len(s.waiting) == 0 && n >= s.least {
-		if b := s.hand[0]; b.draw(n, now, &s.used) {
+		if b := s.hand[0]; b.Draw(n, now, &s.used) {
 			res := b.granted(now)
 			s.unit = n
-			if b.left+s.rest < s.low && s.flight == nil && now >= s.calm {
+			if b.Left+s.rest < s.low && s.flight == nil && now >= s.calm {
 				s.fetch()
 			}
 			s.mu.Unlock()
@@ -290,7 +256,7 @@ type refusal struct {
 // count than the one that was denied, it is computed from the balance at that time.
 func (s *Lease) refused(n float64, now int64) (Result, bool) {
 	d := &s.denied
-	if d.retryAt == 0 || now-d.told >= int64(kept) { // it may have been reset, or resumed
+	if d.retryAt == 0 || now-d.told >= int64(inhand.Kept) { // it may have been reset, or resumed
 		return Result{}, false
 	}
 	c := &s.calls[0]

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/weir-go/weir/internal/limits/inhand"
 )
 
 // giveBack gives back what is left of blocks that are no longer in hand.
@@ -16,16 +18,16 @@ func (s *Lease) giveBack(ctx context.Context, blocks []*block) error {
 	return errors.Join(errs...)
 }
 
-// giveBlock gives back what is left of a block. It gives back even what block.back would let
+// giveBlock gives back what is left of a block. It gives back even what Block.Back would let
 // expire, if the row is still as the take left it: then nobody has taken from it since.
 func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 	now := s.now()
 	began := time.Now()
-	n, most := b.back(now), min(b.left, b.bound(now))
+	n, most := b.Back(now), min(b.Left, b.Bound(now))
 	if most < s.least {
 		return nil // it has expired
 	}
-	limit := min(now+int64(late), b.sent+int64(kept+late)) - now
+	limit := min(now+int64(inhand.Late), b.Sent+int64(inhand.Kept+inhand.Late)) - now
 	ctx, cancel := context.WithTimeout(ctx, max(0, time.Duration(limit)))
 	defer cancel()
 	c := change{receipt: b.c}
@@ -45,8 +47,8 @@ func (s *Lease) giveBlock(ctx context.Context, b *block) error {
 			if err := x.run(ctx, []*statement{look}); err != nil {
 				return err
 			}
-			if r := look.balance(); r.TS == b.at &&
-				r.Value == min(b.c.Capacity, b.value+(c.Count-(c.Count-n))) {
+			if r := look.balance(); r.TS == b.At &&
+				r.Value == min(b.c.Capacity, b.Value+(c.Count-(c.Count-n))) {
 				return give(rest)
 			}
 		}

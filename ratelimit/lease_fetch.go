@@ -75,7 +75,7 @@ func (s *Lease) queue(ctx context.Context, n float64) (*taker, Result, error) {
 	if res, _, ok, err := s.try(n, false); ok || err != nil {
 		return nil, res, err
 	}
-	if ctx.Value(s.outer) != nil {
+	if nested(ctx, s.a.pool) {
 		return nil, Result{}, errNested
 	}
 	if err := ctx.Err(); err != nil {
@@ -107,7 +107,7 @@ func (s *Lease) try(n float64, whole bool) (res Result, took []chunk, ok bool, e
 	case lacks <= 0:
 		res = s.hand[0].granted(now)
 		took, _ = s.gather(n, now)
-		s.fetchAhead(now)
+		s.fetch()
 		return res, took, true, nil
 	case whole:
 		lacks = n
@@ -133,15 +133,12 @@ func (s *Lease) graceful(f *flight) {
 	}
 }
 
-// fetchAhead fetches the next block if the hand runs low. Call sweep first.
-func (s *Lease) fetchAhead(now int64) {
-	if s.flight == nil && now >= s.calm && s.inHand() < max(s.low, s.unit) {
-		s.fetch()
-	}
-}
-
-// fetch fetches blocks in the background, until plan says that none is needed.
+// fetch fetches blocks in the background, unless that is under way, until plan says that none is
+// needed. Call sweep first.
 func (s *Lease) fetch() {
+	if s.flight != nil {
+		return
+	}
 	f := s.plan()
 	if f == nil {
 		return
@@ -331,8 +328,8 @@ func (s *Lease) arrive(f *flight, res Result, sent, now int64) {
 		there -= w.missing
 		n := w.missing
 		for _, b := range blocks {
-			x := min(n, b.left)
-			b.left -= x
+			x := min(n, b.Left)
+			b.Left -= x
 			n -= x
 		}
 		s.answer(w, Result{OK: true, At: res.At}, nil)

@@ -111,10 +111,12 @@ package ratelimit
 //	whole.go         the shards of a limit, as they were read, and calls for single shards
 //	reshard.go       changes the number of shards, and keeps every token
 //
-// Tokens in memory. If a lease loses tokens, look at lease_hand.go and lease_fetch.go first:
+// Tokens in memory. Package internal/limits/inhand is the arithmetic: how much of a block may be
+// handed out or given back, and the proof of that. If a lease loses tokens, look at lease_hand.go
+// and lease_fetch.go first:
 //
 //	lease.go         Lease: blocks of tokens that a process hands out by itself; Close
-//	lease_hand.go    what a lease holds, how much of it may be handed out, what expires
+//	lease_hand.go    what a lease holds, and puts back; when it gives back
 //	lease_fetch.go   fetches blocks, and queues the takes that wait for them; if a fetch fails
 //	                 although it was committed, its block is lost
 //	lease_back.go    gives back what was not used

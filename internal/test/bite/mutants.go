@@ -129,14 +129,14 @@ var ofTheCore = []mutant{
 		"same = same && w.calls[0]", "same = same || w.calls[0]", "DifferentRules", whole, true},
 
 	// leases
-	{"lease: nothing spoils in hand", "ratelimit/lease_hand.go",
-		"if most := b.room - b.slope*float64(now-b.sent); b.left > most {\n\t\tb.spoil", "if most := b.room; b.left > most {\n\t\tb.spoil", "InHand", core, true},
-	{"lease: a window's tokens outlive it in hand", "ratelimit/lease_hand.go",
-		"b.until = min(b.until, b.sent+(next-b.at-1)*1000+1)", "_ = next", "InHand|Spoil", core, true},
-	{"lease: given back is what others do not know of", "ratelimit/lease_hand.go",
-		"b.bound(now + int64(late+kept+late))", "b.bound(now)", "InHand", core, true},
+	{"lease: nothing spoils in hand", "internal/limits/inhand/inhand.go",
+		"if most := b.room - b.slope*float64(now-b.Sent); b.Left > most {\n\t\tb.Spoil", "if most := b.room; b.Left > most {\n\t\tb.Spoil", "InHand", []string{"./internal/limits/inhand"}, true},
+	{"lease: a window's tokens outlive it in hand", "internal/limits/inhand/inhand.go",
+		"b.until = min(b.until, b.Sent+(next-b.At-1)*1000+1)", "_ = next", "InHand|Spoil", []string{"./internal/limits/inhand"}, true},
+	{"lease: given back is what others do not know of", "internal/limits/inhand/inhand.go",
+		"b.Bound(now + int64(Late+Kept+Late))", "b.Bound(now)", "InHand", []string{"./internal/limits/inhand"}, true},
 	{"lease: a block is handed out twice", "ratelimit/lease_fetch.go",
-		"\t\t\tx := min(n, b.left)\n\t\t\tb.left -= x\n", "\t\t\tx := min(n, b.left)\n", "Lease|Killed", whole, true},
+		"\t\t\tx := min(n, b.Left)\n\t\t\tb.Left -= x\n", "\t\t\tx := min(n, b.Left)\n", "Lease|Killed", whole, true},
 	{"lease: what is rolled back stays taken", "ratelimit/intx.go",
 		"\t\t\tif !ended {\n\t\t\t\ta.undone()\n", "\t\t\tif ended && !ended {\n\t\t\t\ta.undone()\n", "RollBack", whole, true},
 	{"lease: what may have been committed is back in hand", "ratelimit/intx.go",
@@ -196,7 +196,7 @@ var ofTheCore = []mutant{
 	{"transport: a 429 is kept to itself", "upstream/transport.go",
 		"if d := t.pause(resp); d > 0 {", "if d := t.pause(resp); d < 0 {", "NobodyComes", whole, true},
 	{"transport: a pause ends with who met it", "upstream/transport.go",
-		"context.WithoutCancel(r.Context())", "r.Context()", "Outlives", []string{"./upstream"}, false},
+		"ctx, cancel := grace.Now(r.Context())", "_ = grace.Now\n		ctx, cancel := context.WithCancel(r.Context())", "Outlives", []string{"./upstream"}, false},
 
 	// the protocol
 	{"all or none: a partial grant is not given back", "ratelimit/protocol.go",

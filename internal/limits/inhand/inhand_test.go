@@ -1,4 +1,4 @@
-package ratelimit
+package inhand
 
 import (
 	"fmt"
@@ -10,6 +10,9 @@ import (
 
 	"github.com/weir-go/weir/internal/limits/algebra"
 )
+
+// noon is a round instant well after the epoch, in microseconds.
+var noon = time.Date(2024, 3, 1, 12, 0, 0, 0, time.UTC).UnixMicro()
 
 // leased is a row, by the algebra, and what several leases have of it in hand. Time is virtual, in
 // nanoseconds, and each lease's clock began at another time.
@@ -26,14 +29,14 @@ type leased struct {
 
 // holding is a block and the clock of its lease.
 type holding struct {
-	*block
+	Block
 	ahead int64 // of the clock
 	lent  []float64
 }
 
 // giving is a statement that is under way.
 type giving struct {
-	b          *block
+	b          *Block
 	n, most    float64
 	at, expiry int64
 }
@@ -64,7 +67,7 @@ func (m *leased) take(n float64, ahead int64) (algebra.Balance, bool) {
 // step does what a time's passing does: what was in hand for long enough is in nobody's hand.
 func (m *leased) step() {
 	m.hands = slices.DeleteFunc(m.hands, func(h *holding) bool {
-		return m.now+h.ahead >= h.sent+int64(kept)
+		return m.now+h.ahead >= h.Sent+int64(Kept)
 	})
 }
 
@@ -72,7 +75,7 @@ func (m *leased) step() {
 func (m *leased) inHand() float64 {
 	sum := 0.0
 	for _, h := range m.hands {
-		sum += max(0, min(h.left, h.bound(m.now+h.ahead)))
+		sum += max(0, min(h.Left, h.Bound(m.now+h.ahead)))
 	}
 	return sum
 }
@@ -150,8 +153,7 @@ func leasedHistory(t *rapid.T, skew int64) {
 			sent := m.now + ahead - 1000 - rapid.Int64Range(0, 50_000_000).Draw(t, "under way")
 			n := capacity * share("of the capacity")
 			if left, ok := m.take(n, node()); ok {
-				c := receipt{call: call{Ask: algebra.Ask{Rule: m.a, Count: n}}}
-				m.hands = append(m.hands, &holding{block: newBlock(c, left.Value, left.TS, sent), ahead: ahead})
+				m.hands = append(m.hands, &holding{Block: New(&m.a, n, left.Value, left.TS, sent), ahead: ahead})
 				m.say("takes %v, leaves %v", n, left.Value)
 			}
 		case what == 2: // somebody else takes
@@ -163,29 +165,29 @@ func leasedHistory(t *rapid.T, skew int64) {
 		case len(m.hands) == 0:
 		case what == 3: // a lease hands out
 			h, used := pick(), 0.0
-			n := min(h.left, h.bound(m.now+h.ahead)) * share("of the hand")
-			if n > 0 && h.draw(n, m.now+h.ahead, &used) {
+			n := min(h.Left, h.Bound(m.now+h.ahead)) * share("of the hand")
+			if n > 0 && h.Draw(n, m.now+h.ahead, &used) {
 				m.taken = append(m.taken, event{m.micros(), n})
 				m.say("hands out %v", n)
 			}
 		case what == 4: // a lease lends, or is returned what it has lent
 			h, used := pick(), 0.0
 			if k := len(h.lent) - 1; k >= 0 {
-				h.left += h.lent[k]
+				h.Left += h.lent[k]
 				h.lent = h.lent[:k]
 				m.say("is returned")
-			} else if n := h.left * share("of the hand"); h.draw(n, m.now+h.ahead, &used) {
+			} else if n := h.Left * share("of the hand"); h.Draw(n, m.now+h.ahead, &used) {
 				h.lent = append(h.lent, n)
 				m.say("lends %v", n)
 			}
 		default: // a lease gives back
 			h := pick()
 			now := m.now + h.ahead
-			limit := min(now+int64(late), h.sent+int64(kept+late)) - now
-			m.giving = append(m.giving, &giving{h.block, h.back(now), max(0, min(h.left, h.bound(now))),
-				m.now + rapid.Int64Range(0, int64(2*late)).Draw(t, "under way"), m.now + limit})
+			limit := min(now+int64(Late), h.Sent+int64(Kept+Late)) - now
+			m.giving = append(m.giving, &giving{&h.Block, h.Back(now), max(0, min(h.Left, h.Bound(now))),
+				m.now + rapid.Int64Range(0, int64(2*Late)).Draw(t, "under way"), m.now + limit})
 			m.hands = slices.DeleteFunc(m.hands, func(other *holding) bool { return other == h })
-			m.say("begins to give back %v of %v", h.back(now), h.left)
+			m.say("begins to give back %v of %v", h.Back(now), h.Left)
 		}
 		m.giving = slices.DeleteFunc(m.giving, func(g *giving) bool {
 			switch {
@@ -196,10 +198,10 @@ func leasedHistory(t *rapid.T, skew int64) {
 			}
 			as := m.row
 			n := g.n
-			if as.TS == g.b.at && as.Value == g.b.value {
+			if as.TS == g.b.At && as.Value == g.b.Value {
 				n = max(n, g.most)
 			}
-			if m.a.Windowed && m.a.Window(as.TS) > m.a.Window(g.b.at) {
+			if m.a.Windowed && m.a.Window(as.TS) > m.a.Window(g.b.At) {
 				n = 0 // as the statement that gives back has it
 			}
 			m.row.Value = max(m.row.Value, min(m.a.Capacity, m.row.Value+n))
@@ -224,9 +226,8 @@ func leasedHistory(t *rapid.T, skew int64) {
 // lasts as long as it is not.
 func TestTokensInHandSpoilAsTheyWouldHaveOverflowed(t *testing.T) {
 	t.Parallel()
-	bucket := MustDefine("bucket", TokenBucket{Rate: 10, Period: time.Second, Capacity: Tokens(20)}).def.rule
-	window := MustDefine("window", FixedWindow{Rate: 10, Period: 100 * time.Millisecond,
-		Start: fromMicro(noon), Capacity: Tokens(25)}).def.rule
+	bucket := algebra.Rule{Rate: 10, Period: 1_000_000, Capacity: 20}
+	window := algebra.Rule{Windowed: true, Rate: 10, Period: 100_000, Capacity: 25, Origin: noon}
 	at := func(after time.Duration) int64 { return int64(after) }
 	for _, tc := range []struct {
 		name  string
@@ -249,19 +250,19 @@ func TestTokensInHandSpoilAsTheyWouldHaveOverflowed(t *testing.T) {
 	} {
 		// As it is looked at for the first time, and as it is looked at all the time.
 		for _, looks := range []time.Duration{0, 1, 7} {
-			b := newBlock(receipt{call: call{Ask: algebra.Ask{Rule: tc.rule, Count: tc.took}}}, tc.left, noon, 0)
+			b := New(&tc.rule, tc.took, tc.left, noon, 0)
 			used := 0.0
 			for i := range looks {
-				b.spoil(at(tc.after*(i+1)/looks), &used)
+				b.Spoil(at(tc.after*(i+1)/looks), &used)
 			}
 			if looks == 0 && at(tc.after) >= b.until { // from here on it has to be looked at
-				b.spoil(at(tc.after), &used)
+				b.Spoil(at(tc.after), &used)
 			}
 			const little = 1e-6
-			if b.draw(tc.want+little, at(tc.after), &used) {
+			if b.Draw(tc.want+little, at(tc.after), &used) {
 				t.Errorf("%s: more than %v can be handed out", tc.name, tc.want)
 			}
-			if tc.want > 0 && !b.draw(tc.want-little, at(tc.after), &used) {
+			if tc.want > 0 && !b.Draw(tc.want-little, at(tc.after), &used) {
 				t.Errorf("%s: less than %v can be handed out", tc.name, tc.want)
 			}
 		}
