@@ -24,9 +24,7 @@ func (p *scheme) decideAlone() {
 		of[k] = append(of[k], w)
 	}
 	for _, group := range of {
-		c.running.Add(1)
-		go func() {
-			defer c.running.Done()
+		c.running.Go(func() {
 			trips := p.trips
 			for _, w := range c.sum(group, &trips) {
 				w.trips, w.together = w.trips+trips, 1
@@ -40,7 +38,7 @@ func (p *scheme) decideAlone() {
 				}
 				c.answer(w)
 			}
-		}()
+		})
 	}
 }
 

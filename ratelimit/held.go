@@ -155,15 +155,14 @@ func (h *held) tick() {
 		}
 		if rows := h.pick(k, now); rows != nil {
 			h.runs[k] = true
-			h.c.running.Add(1)
-			go h.wait(k, rows)
+			h.c.running.Go(func() { h.wait(k, rows) })
 		}
 	}
 	next := now.Add(inLine)
 	for at, r := range h.rows {
 		switch {
-		case r.busy || r.most > 0:
-		case r.due.After(now.Add(r.pause / 2)): // so that many are retried together
+		case r.busy || r.most > 0 && !r.due.After(now):
+		case r.most > 0 || r.due.After(now.Add(r.pause/2)): // so that many are retried together
 			if r.due.Before(next) {
 				next = r.due
 			}
@@ -245,13 +244,12 @@ func (h *held) pick(kind int, now time.Time) (rows []*heldRow) {
 // the pool has fewer than four connections it sleeps in between, so that each kind uses at most a
 // quarter of the pool's time.
 func (h *held) wait(kind int, rows []*heldRow) {
-	defer h.c.running.Done()
 	for rows != nil {
 		began := time.Now()
 		var some []*waiter
 		var at *where.Place
 		h.mu.Lock()
-		if rows[0].most == 0 {
+		if kind != suspects {
 			at = &rows[0].at
 		}
 		for _, r := range rows {

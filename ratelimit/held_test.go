@@ -16,31 +16,10 @@ import (
 func TestCloseDoesNotWaitUntilAHeldRowMayBeWaitedForAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		cfg, err := pgxpool.ParseConfig("postgres://127.0.0.1:1/none?pool_max_conns=1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		cfg.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
-			time.Sleep(4 * time.Second)
-			return errors.New("no server")
-		}
-		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(pool.Close)
-		l, err := New(Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		calls, err := resolveAll([]Request{MustDefine("held", TokenBucket{Rate: 10, Period: time.Second}).For("k")})
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := l.Coalesce(pool)
-		w := &waiter{calls: calls, since: time.Now().Add(-time.Minute), done: make(chan struct{}, 1)}
-		w.state.Store(taken)
-		c.held.hold(w, calls[0].Place, 0)
+		c := withoutServer(t)
+		w := waitingFor(t, "k")
+		w.since = time.Now().Add(-time.Minute)
+		c.held.hold(w, w.calls[0].Place, 0)
 		<-w.done // after four seconds, after which it rests for twelve
 		began := time.Now()
 		c.Close()
@@ -48,4 +27,59 @@ func TestCloseDoesNotWaitUntilAHeldRowMayBeWaitedForAgain(t *testing.T) {
 			t.Errorf("Close took %v", d)
 		}
 	})
+}
+
+// A row that somebody else may be inserting is inserted when it is due, also if other rows are due
+// just before it.
+func TestARowThatMayExistIsInsertedWhenItIsDue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := withoutServer(t)
+		first, suspect := waitingFor(t, "first"), waitingFor(t, "suspect")
+		c.held.hold(first, first.calls[0].Place, 0)
+		time.Sleep(time.Millisecond / 2)
+		c.held.hold(suspect, suspect.calls[0].Place, 1)
+		time.Sleep(2 * time.Millisecond)
+		c.held.mu.Lock()
+		if !c.held.runs[suspects] {
+			t.Error("it is not inserted a millisecond after it was due")
+		}
+		c.held.mu.Unlock()
+		c.Close()
+	})
+}
+
+// withoutServer is a Coalesced whose pool tries for four seconds to make its only connection.
+func withoutServer(t *testing.T) *Coalesced {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig("postgres://127.0.0.1:1/none?pool_max_conns=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+		time.Sleep(4 * time.Second)
+		return errors.New("no server")
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	l, err := New(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.Coalesce(pool)
+}
+
+// waitingFor is a call for a row that was taken into a batch.
+func waitingFor(t *testing.T, key string) *waiter {
+	t.Helper()
+	calls, err := resolveAll([]Request{MustDefine("held", TokenBucket{Rate: 10, Period: time.Second}).For(key)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &waiter{calls: calls, done: make(chan struct{}, 1)}
+	w.state.Store(taken)
+	return w
 }

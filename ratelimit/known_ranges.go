@@ -75,20 +75,16 @@ func (p *scheme) readRanges() {
 		return
 	}
 	defer k.mu.Unlock()
-	if k.pause > 0 && time.Since(k.read) < k.pause {
+	if time.Since(k.read) < k.pause {
 		return
 	}
 	k.read, k.pause = time.Now(), max(k.pause, rangesEvery)
 	p.trips++
-	_ = p.c.watch.over(p.lane, p.runner, func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, overdue)
-		defer cancel()
-		rows, _ := p.conn.Query(ctx, p.c.l.sql.Ranges) // rows has the error, too
-		from, err := pgx.CollectRows(rows, pgx.RowTo[int32])
-		if err == nil {
-			k.note(from)
-		}
-		return err
-	})
+	ctx, cancel := context.WithTimeout(context.Background(), overdue)
+	defer cancel()
+	rows, _ := p.conn.Query(ctx, p.c.l.sql.Ranges) // rows has the error, too
+	if from, err := pgx.CollectRows(rows, pgx.RowTo[int32]); err == nil {
+		k.note(from)
+	}
 	p.rollback()
 }

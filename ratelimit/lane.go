@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -111,13 +112,11 @@ func (w *waiter) leave() int32 {
 
 // room makes room for the verdicts.
 func (w *waiter) room() {
-	if len(w.calls) == 1 {
-		w.oneTook[0] = took{}
-		w.rows, w.verdicts, w.took = w.oneRow[:], w.oneVerdict[:], w.oneTook[:]
-		return
-	}
 	n := len(w.calls)
-	w.rows, w.verdicts, w.took = make([]*standing, n), make([]algebra.Verdict, n), make([]took, n)
+	w.rows = slices.Grow(w.oneRow[:0], n)[:n]
+	w.verdicts = slices.Grow(w.oneVerdict[:0], n)[:n]
+	w.took = slices.Grow(w.oneTook[:0], n)[:n]
+	clear(w.took)
 }
 
 func (w *waiter) result(ctx context.Context) (Result, error) {
@@ -158,9 +157,9 @@ func (n *lane) add(some ...*waiter) {
 
 func (n *lane) start() {
 	n.runners++
-	n.runner = n.runners
-	n.c.running.Add(1)
-	go n.run(n.runner)
+	runner := n.runners
+	n.runner = runner
+	n.c.running.Go(func() { n.run(runner) })
 }
 
 // replace starts another goroutine in place of an overdue one, unless half of the connections are
@@ -179,7 +178,6 @@ func (n *lane) replace(runner int) {
 }
 
 func (n *lane) run(runner int) {
-	defer n.c.running.Done()
 	for {
 		n.gather()
 		n.mu.Lock()

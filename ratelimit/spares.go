@@ -84,10 +84,7 @@ func (s *spares) decide(calls []call, share float64, at int64) (Result, error) {
 // room reports whether n more keys fit into memory. At most once a second it first forgets balances
 // that are full again.
 func (s *spares) room(n int, at int64) bool {
-	if len(s.of)+n <= mostSpares {
-		return true
-	}
-	if at-s.swept >= time.Second.Microseconds() {
+	if len(s.of)+n > mostSpares && at-s.swept >= time.Second.Microseconds() {
 		s.swept = at
 		maps.DeleteFunc(s.of, func(_ uint64, b spare) bool { return b.full <= at })
 	}

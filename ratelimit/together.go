@@ -1,11 +1,9 @@
 package ratelimit
 
 import (
-	"errors"
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
@@ -253,20 +251,12 @@ func (p *scheme) looked(r *standing, tried bool) {
 // heldUp handles a call for a row that another transaction holds. If the committed balances deny
 // it, it is denied. Otherwise it waits.
 func (p *scheme) heldUp(w *waiter) {
-	granted, closed := w.judge()
-	switch {
-	case closed:
-		p.alone = append(p.alone, w)
-	case !granted:
+	if granted, _ := w.judge(); !granted {
 		p.noted(w)
-	default:
-		for _, r := range w.rows {
-			if r.held() {
-				p.hold(w, r.c.Place, 0)
-				return
-			}
-		}
+		return
 	}
+	i := slices.IndexFunc(w.rows, (*standing).held)
+	p.hold(w, w.calls[i].Place, 0)
 }
 
 // noted answers a call, and remembers its denial.
@@ -364,9 +354,8 @@ func (p *scheme) locked() {
 // fail answers calls with an error. If the database answered with it, one of them may have caused
 // it: then each is decided alone, to find out. So is one call, if it may succeed then.
 func (p *scheme) fail(err error, some []*waiter) {
-	var answer *pgconn.PgError
 	single := isConflict(err) || p.c.l.cfg.Citus && isRefused(err)
-	if (len(some) > 1 || single) && errors.As(err, &answer) && isRolledBack(err) {
+	if (len(some) > 1 || single) && isRolledBack(err) {
 		p.alone = append(p.alone, some...)
 		return
 	}
