@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -103,6 +104,25 @@ func TestSlotsAreCountedWithoutPredicateLocks(t *testing.T) {
 	if n := scan[int](t, pool, `SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND relation IN
 		(SELECT 'weir_slot'::regclass UNION SELECT indexrelid FROM pg_index WHERE indrelid = 'weir_slot'::regclass)`); n != 0 {
 		t.Errorf("%d predicate locks", n)
+	}
+}
+
+// A slot is held from when its statement was sent, however long that has waited for a connection.
+func TestAWaitForAConnectionIsNoTimeOfTheSlot(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	s := open(t, pool, slots.Config{TTL: time.Second})
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(1200*time.Millisecond, conn.Release)
+	hold, err := s.Acquire(t.Context(), three.For("k"))
+	if err != nil || hold.Err() != nil {
+		t.Fatal(err, hold.Err())
+	}
+	if err := hold.Release(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

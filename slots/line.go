@@ -208,10 +208,11 @@ func (s *Slots) ask(ctx context.Context, on hand.Connect, w *want) (*slot, error
 func (s *Slots) askDatabase(ctx context.Context, on hand.Connect, w *want) (*slot, error) {
 	for locked, held := false, 0; ; {
 		holder := uuid.NewString()
-		before := time.Now()
+		var before time.Time // the statement is sent, after it may have waited for a connection
 		var a answer
 		sent := false
 		err := on(ctx, func(c *pgxpool.Conn) (err error) {
+			before = time.Now()
 			a, sent, err = s.acquire(ctx, c, w, holder, locked)
 			return err
 		})
