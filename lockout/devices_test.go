@@ -64,7 +64,8 @@ func TestAForgedTokenIsNone(t *testing.T) {
 		t.Error("good under another key")
 	}
 	for _, forged := range []string{"", "a", token[1:], token + "A", token + "=",
-		token[:len(token)-1] + "\n", strings.Repeat("=", len(token)),
+		token[:len(token)-1] + "\n", strings.Repeat("\n", len(token)), strings.Repeat("\r", len(token)),
+		strings.Repeat("\n", len(token)-32) + token[:32], strings.Repeat("=", len(token)),
 		strings.Repeat("A", len(token)), strings.Repeat("A", 1<<20)} {
 		if _, ok := d.known("alice", forged); ok {
 			t.Errorf("%.100q is good", forged)

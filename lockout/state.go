@@ -17,8 +17,8 @@ type State struct {
 }
 
 // State returns how the account and the address in who stand, for support staff. If who has a valid
-// token for the account, the device counts instead of the account. Empty fields are left out. If
-// there are several, State returns the strictest. It changes nothing, and its answer may be
+// token for the account, only the device counts. Empty fields are left out. If there are several,
+// State returns the strictest. It changes nothing, and its answer may be
 // outdated when it returns: do not guard anything with it.
 //
 // Errors: an error that matches [ratelimit.ErrInvalid] if who names nothing; otherwise the
