@@ -36,6 +36,9 @@ func (p *patient) transactions(ctx context.Context) error {
 	if found, err = p.lines(ctx, prepared, p.long.Microseconds()); err != nil {
 		return err
 	}
+	for i := range found {
+		found[i] = printable(found[i])
+	}
 	if len(found) > 0 {
 		p.find(wrong, "COMMIT PREPARED or ROLLBACK PREPARED them.",
 			"prepared transactions hold back vacuum: %s", strings.Join(found,

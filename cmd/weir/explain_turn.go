@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -65,18 +66,20 @@ type before struct {
 
 // place adds what the line tells of a job.
 func (a *explained) place(l *inLine) {
-	for _, j := range l.Jobs {
-		if j.Job == a.Job {
-			a.Turn, a.Charged = j.Turn, j.Charged
-		}
+	mine := slices.IndexFunc(l.Jobs, func(j jobInLine) bool { return j.Job == a.Job })
+	if mine >= 0 {
+		a.Turn, a.Charged = l.Jobs[mine].Turn, l.Jobs[mine].Charged
 	}
 	for _, t := range l.Tenants {
 		if t.Tenant == a.Tenant {
 			a.PassedBy = t.PassedBy
 		}
 	}
+	if a.Turn == 0 {
+		return
+	}
 	at := map[string]int{}
-	for _, j := range l.Jobs[:max(a.Turn-1, 0)] {
+	for _, j := range l.Jobs[:mine] { // those that have started meanwhile are not listed
 		i, known := at[j.Tenant]
 		if !known {
 			i = len(a.Before)

@@ -95,10 +95,19 @@ func (s *session) showKeys(ctx context.Context, name string, page inspect.Page) 
 	return nil
 }
 
-// quoteArg is a key as a shell takes it.
+// quoteArg is a key as a shell takes it. What cannot be printed is written as bash, zsh and ksh read
+// it; in other shells it is another key, and never a command.
 func quoteArg(s string) string {
-	if p := printable(s); p != s {
-		return p
+	if printable(s) != s && s != "" {
+		var b strings.Builder
+		for i := range len(s) {
+			if c := s[i]; c < ' ' || c > '~' || c == '\'' || c == '\\' {
+				fmt.Fprintf(&b, `\x%02x`, c)
+			} else {
+				b.WriteByte(c)
+			}
+		}
+		return "$'" + b.String() + "'"
 	}
 	if strings.Trim(s,
 		"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:@") == "" &&

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"math"
+	exec2 "os/exec"
 	"regexp"
 	"strings"
 	"testing"
@@ -265,5 +266,31 @@ func TestBarsAreOfOneWidth(t *testing.T) {
 				t.Errorf("%v of %v: %q", value, capacity, got)
 			}
 		}
+	}
+}
+
+// What `weir show` suggests to paste is the key, and no command, whatever clients have put into it.
+func TestAKeyIsQuotedForTheShell(t *testing.T) {
+	t.Parallel()
+	bash, err := exec2.LookPath("bash")
+	if err != nil {
+		t.Skip("there is no bash: ", err)
+	}
+	for _, key := range []string{"acme", "", "-x", "a b", "it's", "$(id)", "`id`", "a\"b", "\u200b$(id)", "\u200b`id`\"\\", "a\nb'c",
+		"é\u200b", "\x1b[31m", "\u200b!!"} {
+		out, err := exec2.Command(bash, "-c", "printf %s "+quoteArg(key)).CombinedOutput()
+		if err != nil || string(out) != key {
+			t.Errorf("%q is quoted as %s, which is %q (%v)", key, quoteArg(key), out, err)
+		}
+	}
+}
+
+// A job that has started since the line was read is not before another one.
+func TestAJobIsExplainedWhoseNeighboursHaveStarted(t *testing.T) {
+	t.Parallel()
+	a := explained{Job: 3}
+	a.place(&inLine{Jobs: []jobInLine{{Turn: 2, Job: 2, Tenant: "b"}, {Turn: 3, Job: 3, Tenant: "a"}}})
+	if a.Turn != 3 || len(a.Before) != 1 || a.Before[0].Tenant != "b" {
+		t.Errorf("%+v", a)
 	}
 }
