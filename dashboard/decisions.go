@@ -54,7 +54,7 @@ type counts struct {
 func (d *Decisions) Decided(ctx context.Context, e ratelimit.DecidedEvent) {
 	now := time.Now()
 	switch {
-	case errors.Is(e.Err, context.Canceled) || e.Err != nil && ctx.Err() != nil:
+	case errors.Is(e.Err, context.Canceled) || e.Err != nil && errors.Is(ctx.Err(), context.Canceled):
 		return // the caller has gone
 	case e.Err != nil:
 		for _, r := range e.Requests {

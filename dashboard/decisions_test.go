@@ -31,6 +31,8 @@ func TestWhatIsCounted(t *testing.T) {
 	shadow := outcome("a", "k", false)
 	shadow.Shadow = true
 	asked := []ratelimit.Request{search.For("k")}
+	late, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
 	for name, tc := range map[string]struct {
 		ctx   context.Context
 		e     ratelimit.DecidedEvent
@@ -46,6 +48,7 @@ func TestWhatIsCounted(t *testing.T) {
 		"failed": {e: ratelimit.DecidedEvent{Requests: asked,
 			Err: errors.New("away")}, limit: "search", want: tally{Failed: 1}},
 		"the caller's end":         {e: ratelimit.DecidedEvent{Requests: asked, Err: context.Canceled}, limit: "search"},
+		"of a deadline":            {ctx: late, e: ratelimit.DecidedEvent{Requests: asked, Err: context.DeadlineExceeded}, limit: "search", want: tally{Failed: 1}},
 		"of a caller who has gone": {ctx: ended, e: ratelimit.DecidedEvent{Requests: asked, Err: errors.New("timeout")}, limit: "search"},
 		"a lease's": {e: ratelimit.DecidedEvent{Requests: asked,
 			Result: ratelimit.Result{OK: true}}, limit: "search", want: tally{Granted: 1}},

@@ -62,7 +62,7 @@ const mostLimits = 1000
 // Decided implements [ratelimit.Observer].
 func (l *Log) Decided(ctx context.Context, e ratelimit.DecidedEvent) {
 	if e.Err != nil {
-		if ctx.Err() == nil && !errors.Is(e.Err, context.Canceled) {
+		if !errors.Is(e.Err, context.Canceled) && !errors.Is(ctx.Err(), context.Canceled) {
 			l.say(ctx, slog.LevelError, "ratelimit: not decided", nameOf(e), keyOf(e),
 				slog.Any("error", l.shown(e.Err)))
 		}

@@ -89,6 +89,8 @@ func TestEachThingIsToldOnceAMinuteWithHowOftenItHappened(t *testing.T) {
 
 func TestWhatIsToldOfADecision(t *testing.T) {
 	t.Parallel()
+	late, done := context.WithTimeout(t.Context(), 0)
+	defer done()
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, tc := range map[string]struct {
@@ -110,6 +112,7 @@ func TestWhatIsToldOfADecision(t *testing.T) {
 		}}, want: "INFO ratelimit: denied"},
 		"an error":                     {e: failed(errors.New("connection refused")), want: "ERROR ratelimit: not decided"},
 		"the caller's":                 {e: failed(context.Canceled)},
+		"of a deadline":                {ctx: late, e: failed(context.DeadlineExceeded), want: "ERROR ratelimit: not decided"},
 		"of a context that has ended":  {ctx: ended, e: failed(errors.New("timeout"))},
 		"let through while it is down": {e: ratelimit.DecidedEvent{Result: ratelimit.Result{OK: true}}},
 		"of nothing":                   {e: ratelimit.DecidedEvent{Err: ratelimit.ErrInvalid}, want: "ERROR ratelimit: not decided"},
