@@ -49,7 +49,7 @@ func handler(s *signIn, log *slog.Logger) http.Handler {
 		in, err := s.attempt(ctx, who, password)
 		respond(w, log, in, err)
 	})
-	return mux
+	return http.NewCrossOriginProtection().Handler(mux) // no other site signs its visitors in
 }
 
 // respond keeps apart what clients must be able to tell apart.
