@@ -260,7 +260,7 @@ func (v *visit) putOff(ctx context.Context, due time.Time) error {
 
 // pause pauses the limits and puts the job off until they open.
 func (v *visit) pause(ctx context.Context, e *Pause) error {
-	ctx, cancel := grace.Now(ctx) // the client may be stopping
+	ctx, cancel := grace.After(ctx) // the client may be stopping
 	defer cancel()
 	a, t := v.at, &v.Ticket // with what it has taken
 	t.From, t.On, t.Paid = 0, ticket.RowsOf(e.Requests), v.paid
