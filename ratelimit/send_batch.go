@@ -106,7 +106,7 @@ func (s *sending) send(ctx context.Context, calls []call) (res Result, err error
 		return Result{}, errNoBeginner()
 	}
 	err = errAgain
-	if conn.PgConn().TxStatus() == 'I' && !l.sharded(calls) {
+	if !conn.IsClosed() && conn.PgConn().TxStatus() == 'I' && !l.sharded(calls) {
 		if l.expected(calls) {
 			s.trip()
 			res, err := s.look(ctx, conn, calls)
@@ -182,7 +182,7 @@ func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (R
 	if mark {
 		whole.Queue(s.l.sql.TwoPhaseIf)
 	}
-	whole.Queue(commitSQL)
+	whole.Queue(endSQL)
 	s.trip()
 	failed, err := s.readAll(conn.SendBatch(ctx, whole), takes, fns, mark)
 	if err == nil {
@@ -194,6 +194,10 @@ func (s *sending) sendOnce(ctx context.Context, conn *pgx.Conn, calls []call) (R
 	}
 	return s.failed(ctx, conn, failed, err, calls)
 }
+
+// endSQL is COMMIT, on a line of its own: pgx's simple protocol sends all statements as one text, and
+// a comment at the end of the caller's last one must not hide it.
+const endSQL = "\n" + commitSQL
 
 // fill calls queue for a new batch, and sets its callbacks aside until COMMIT.
 func (s *sending) fill() (*pgx.Batch, []answers.Callback, error) {
@@ -237,7 +241,10 @@ func (s *sending) readAll(
 			return nil, err
 		}
 	}
-	_, err = results.Exec()
+	tag, err := results.Exec()
+	if err == nil && tag.String() != "COMMIT" {
+		err = fmt.Errorf("COMMIT was answered with %q: has one Queue several statements?", tag)
+	}
 	return nil, err
 }
 
@@ -271,7 +278,9 @@ func (s *sending) failed(
 	case isRolledBack(err):
 		rollBack(ctx, conn)
 		return Result{}, fmt.Errorf("ratelimit: batch: %w", hint(err))
-	case !s.begun && (!conn.IsClosed() || errors.As(err, &unbuilt)): // pgx has not sent its COMMIT
+	// pgx has not sent its COMMIT, or Postgres has not executed it
+	case !s.begun && (!conn.IsClosed() || errors.As(err, &unbuilt)),
+		!conn.IsClosed() && conn.PgConn().TxStatus() != 'I':
 		rollBack(ctx, conn)
 		return Result{}, fmt.Errorf("ratelimit: batch: %w", ended(ctx, err))
 	}

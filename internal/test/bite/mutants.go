@@ -78,7 +78,7 @@ var ofTheCore = []mutant{
 		"(CASE WHEN `+later+` <= 0::float8 THEN",
 		"(CASE WHEN `+later+` <= 1e18 THEN", "NoGift", whole, true},
 	{"give back: to the window of the latest take", "ratelimit/protocol.go",
-		"b := s.balance()\n", "b := takes[len(takes)-1].balance()\n", "OwnWindow", whole, true},
+		"b := takes[i].balance()\n", "b := takes[len(takes)-1].balance()\n", "OwnWindow", whole, true},
 	{"give back: what a check saw", "ratelimit/verbs.go",
 		"o.took.Since != 0 && o.call.indexes", "len(o.call.indexes) > 0 && o.call.indexes", "CheckCannot", whole, true},
 	{"reset: full only by the rule that was given", "ratelimit/statement.go",
