@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -141,7 +142,7 @@ func roundTrip(
 		case state == serializationFailure:
 			session[strictSession] = true
 		default:
-			return committed(err)
+			return committed(err, statements)
 		}
 	}
 	trip := make([]*statement, 0, len(begin)+len(statements)+1)
@@ -156,13 +157,14 @@ func roundTrip(
 	if !commit {
 		return err
 	}
-	return committed(err)
+	return committed(err, statements)
 }
 
-// committed handles the error of a transaction that was sent together with its COMMIT. Unless
-// Postgres answered that it was rolled back, it may have been committed.
-func committed(err error) error {
-	if err == nil || isRolledBack(err) {
+// committed handles the error of statements that were sent together with their COMMIT. Unless
+// Postgres answered that they were rolled back, or they only read, they may have been committed.
+func committed(err error, statements []*statement) error {
+	writes := func(s *statement) bool { return s.many != nil || !s.looks && s.look == nil }
+	if err == nil || isRolledBack(err) || !slices.ContainsFunc(statements, writes) {
 		return err
 	}
 	return unknown(err)

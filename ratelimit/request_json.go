@@ -48,6 +48,9 @@ func (r Request) MarshalJSON() ([]byte, error) {
 	}
 	w := wireRequest{Limit: r.def.name, Count: r.count, Credit: r.credit, Leave: r.leave}
 	if r.keyed {
+		if err := badKey(r.def.name, r.key); err != nil { // JSON would make another key of it
+			return nil, err
+		}
 		w.Key = &r.key
 	}
 	switch {
@@ -67,7 +70,7 @@ func (r Request) MarshalJSON() ([]byte, error) {
 		return r.Rule(*rule).MarshalJSON()
 	case FixedWindow:
 		w.Rule = &wireRule{Window: true, Rate: rule.Rate, Period: rule.Period.Microseconds(),
-			Capacity: rule.Capacity, Reserved: rule.MaxReserved, Start: rule.Start}
+			Capacity: rule.Capacity, Reserved: rule.MaxReserved, Start: rule.Start.UTC()}
 	case *FixedWindow:
 		return r.Rule(*rule).MarshalJSON()
 	default:

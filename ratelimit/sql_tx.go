@@ -207,6 +207,9 @@ func (a *sqlAttempt) commit(ctx context.Context) error {
 		a.rollback()
 		return fmt.Errorf("ratelimit: rolled back before COMMIT: %w", ended(ctx, err))
 	}
+	if err != nil { // a.cancel has ended the driver's context, and not ctx's own
+		err = ended(ctx, err)
+	}
 	return a.committed("InSQLTx", err)
 }
 
