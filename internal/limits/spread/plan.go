@@ -105,7 +105,10 @@ func (w *Whole) planBy(
 	// shards may have room when these have not. One shard alone has none, as none is able.
 	slices.SortStableFunc(there, byCount)
 	all := float64(len(there))
-	usual := min(math.Ceil(a.Count/min(most, shares.Each.Capacity/2)), all)
+	usual := all
+	if size := min(most, shares.Each.Capacity/2); size > 0 {
+		usual = min(math.Ceil(a.Count/size), all)
+	}
 	for k := max(usual, min(2, all)); ; k = min(2*k, all) {
 		if p, ok = w.planAhead(a, now, there[:int(k)]); ok || k == all {
 			p.Scarce = ok && k > usual

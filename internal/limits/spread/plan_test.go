@@ -11,6 +11,23 @@ import (
 	"github.com/weir-go/weir/shard"
 )
 
+// A bucket without capacity grants reservations only, also of nothing: if they may not wait for long
+// enough, they are denied, and RetryAt is when they may.
+func TestShardsWithoutCapacityDenyWhatCannotWait(t *testing.T) {
+	t.Parallel()
+	for name, a := range map[string]algebra.Ahead{
+		"Within":      {Reserve: true, Bounded: true, Within: 1e6},
+		"MaxReserved": {Reserve: true},
+	} {
+		c := &algebra.Ask{Rule: algebra.Rule{Rate: 10, Period: 1e6, Debt: 10}, Ahead: a}
+		row := algebra.Balance{Exists: true, Value: -50, TS: 1, PausedUntil: algebra.Open}
+		w := &Whole{shard.Layout{Shards: 4, Generation: 1}, []algebra.Balance{row, row, row, row}, 1}
+		if v := w.Decide(c); v.OK || v.RetryAt <= 1 {
+			t.Errorf("%s: %+v", name, v)
+		}
+	}
+}
+
 // Lines that start together would start more than the capacity at once if one of them let in more
 // than a share: so a larger count is taken in parts, of which none is larger, as evenly as the
 // shards stand. The parts add up to it.
