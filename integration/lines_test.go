@@ -211,6 +211,40 @@ func TestPruneKeepsTheRowsInWhichSomebodyWaits(t *testing.T) {
 	}
 }
 
+// A reset by a process that does not know of a change of shards yet leaves the former rows what they
+// say of the work that waits in them.
+func TestAResetBehindAChangeOfShardsForgetsNobodyWhoWaits(t *testing.T) {
+	t.Parallel()
+	pool, c := pgtest.Pool(t), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{Clock: c.Now})
+	v := l.Autocommit(pool)
+	r := slow("reset").For("k")
+	all := waiters(t, v, r, 40) // five hours of work
+	reshard(t, pool, c.Now, 2, r)
+	if err := v.ResetRateLimit(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	c.Add(2 * time.Hour)
+	pruned(t, l, pool, ratelimit.PruneConfig{})
+	other := rig.Limiter(t, ratelimit.Config{Clock: c.Now}).Autocommit(pool)
+	if err := other.Pause(t.Context(), time.Hour, r); err != nil {
+		t.Fatal(err)
+	}
+	waited := 0
+	for i, res := range all {
+		if res.RunAt.Before(c.Now()) {
+			continue
+		}
+		waited++
+		if run := runsAt(t, pool, res.Reservation()); run.Sub(res.RunAt) != time.Hour {
+			t.Errorf("number %d runs %v later, want the pause of an hour", i, run.Sub(res.RunAt))
+		}
+	}
+	if waited == 0 {
+		t.Error("nobody waits")
+	}
+}
+
 // A Pause and settlements of what waits in former rows lock rows in one order.
 func TestPausesAndSettlementsOfFormerLayoutsDoNotDeadlock(t *testing.T) {
 	t.Parallel()

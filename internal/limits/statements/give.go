@@ -86,9 +86,10 @@ RETURNING true`
 }
 
 // reset fills a balance with $7, whatever the rule. It is the only statement that may move ts back:
-// that repairs a row that a wrong clock has put far into the future. A pause continues.
+// that repairs a row that a wrong clock has put far into the future. A pause continues. A closed row
+// keeps what it says of the work that waits in it.
 func (n names) reset() string {
 	return n.upsert(row(absent(`$7::float8`)), "",
-		`value = CASE WHEN `+isClosed+` THEN b.value ELSE $7 END, ts = excluded.ts`,
-		newRule)
+		`value = CASE WHEN `+isClosed+` THEN b.value ELSE $7 END`,
+		unlessClosed("ts", "capacity", "rate", "period", "origin"))
 }

@@ -19,6 +19,14 @@ const (
 	isClosed = `b.value = '-Infinity'`
 )
 
+// unlessClosed sets columns, except in rows of a layout that is gone.
+func unlessClosed(columns ...string) string {
+	for i, c := range columns {
+		columns[i] = c + ` = CASE WHEN ` + isClosed + ` THEN b.` + c + ` ELSE excluded.` + c + ` END`
+	}
+	return strings.Join(columns, ", ")
+}
+
 // absent is the value of a row that does not exist yet. All shards of a limit exist as long as its
 // head does. So a shard that does not exist is of a layout that is gone: its row is inserted as
 // closed, and a process that still knows that layout then looks at the head.

@@ -621,8 +621,8 @@ INSERT INTO "public".weir_balance AS b (name, key, shard, value, ts, capacity, r
 VALUES ($1::text, $2::text, $3::integer, CASE WHEN $3::integer > 0 THEN '-Infinity'::float8 ELSE $7::float8 END, coalesce($8::timestamptz, clock_timestamp()),
 	$4::float8, $5::float8, $6::bigint, $9::timestamptz)
 ON CONFLICT (name, key, shard) DO UPDATE SET
-	value = CASE WHEN b.value = '-Infinity' THEN b.value ELSE $7 END, ts = excluded.ts,
-	capacity = excluded.capacity, rate = excluded.rate, period = excluded.period, origin = excluded.origin
+	value = CASE WHEN b.value = '-Infinity' THEN b.value ELSE $7 END,
+	ts = CASE WHEN b.value = '-Infinity' THEN b.ts ELSE excluded.ts END, capacity = CASE WHEN b.value = '-Infinity' THEN b.capacity ELSE excluded.capacity END, rate = CASE WHEN b.value = '-Infinity' THEN b.rate ELSE excluded.rate END, period = CASE WHEN b.value = '-Infinity' THEN b.period ELSE excluded.period END, origin = CASE WHEN b.value = '-Infinity' THEN b.origin ELSE excluded.origin END
 RETURNING b.value, b.ts, b.paused_until, b.delay, b.moved;
 
 -- resetKey: fills the balances of a key in all limits
