@@ -44,8 +44,8 @@ func (h *holds) allow(r where.Row) bool {
 }
 
 // add notes the rows that takes have locked, as far as it is known. A take that took nothing has
-// locked its row if the row had too few tokens. If the row had enough, another transaction held it,
-// and the take has not locked it. before is how long before the reading of seen the takes were
+// locked its row if the row did not grant it: had too few tokens, say, or was paused. If it did,
+// another transaction held it, and the take has not locked it. before is how long before the reading of seen the takes were
 // sent: tokens that came in between were not there for the takes.
 func (h *holds) add(aims []aim, seen []*spread.Whole, before time.Duration) {
 	for i := range aims {
@@ -68,9 +68,9 @@ func (h *holds) add(aims []aim, seen []*spread.Whole, before time.Duration) {
 			}
 			for _, row := range s.tried() {
 				_, k := shard.Address(row)
-				r := s.whole.of(w.Layout, k)
+				r := s.whole.take(w.Layout, k, s.c.Count)
 				least := s.args[argLeast].(float64) //nolint:forcetypeassert // it always is one
-				if r.At(w.Rows[k], at).Value-s.c.Count < least {
+				if left, ok := r.Grants(r.At(w.Rows[k], at)); !ok || left.Value < least {
 					h.upTo(r.Row)
 				}
 			}

@@ -63,6 +63,30 @@ func TestTheBooksMayChangeBetweenALookAndTheChoice(t *testing.T) {
 	}
 }
 
+// A take that was denied as it would wait for too long, or in a pause, has locked its shard.
+func TestADeniedTakeHoldsItsShard(t *testing.T) {
+	t.Parallel()
+	l, c, w := looked(t)
+	waits := resolved(t, MustDefine("plums", TokenBucket{Rate: 10, Period: time.Second, Capacity: Tokens(40)}, Shards(4)).
+		Global().Count(5).Within(time.Second))
+	for name, tc := range map[string]struct {
+		calls []call
+		row   algebra.Balance
+	}{
+		"Within": {waits, algebra.Balance{Exists: true, TS: noon, Value: -30}},
+		"paused": {c, algebra.Balance{Exists: true, TS: noon, Value: 10, PausedUntil: noon + 1e9}},
+	} {
+		aims := []aim{{c: &tc.calls[0], layout: four, from: []int{2}, level: -60}}
+		l.send(&aims[0])
+		w.Rows[2] = tc.row
+		var held holds
+		held.add(aims, []*spread.Whole{w}, 0)
+		if held.last.Shard != four.Row(2) {
+			t.Errorf("%s: %+v", name, held)
+		}
+	}
+}
+
 // A call leaves out a shard that it has lost until the shard changes.
 func TestALostShardIsLeftOutUntilItChanges(t *testing.T) {
 	t.Parallel()
