@@ -318,6 +318,11 @@ func (s *Lease) ask(ctx context.Context, f *flight) (res Result, sent int64, err
 func (s *Lease) arrive(f *flight, res Result, sent, now int64) {
 	blocks := s.blocks(res, sent)
 	there := res.Outcomes[0].call.Count
+	if w := f.batch; len(w) > 0 && s.waits(w[0]) && len(w[0].got) > 0 {
+		first := w[0] // some of what it has got may have expired while it waited
+		s.putBack(first.got, now)
+		first.got, first.missing = s.gather(first.n, now)
+	}
 	for _, w := range f.batch {
 		if w.missing > there {
 			break

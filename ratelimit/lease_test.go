@@ -201,6 +201,35 @@ func TestTakesThatWaitAreServedInTheOrderOfArrival(t *testing.T) {
 	})
 }
 
+// What a take has got of the hand expires while it waits for the rest, as it would in the hand.
+func TestWhatAWaitingTakeHasGotExpires(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		limit := MustDefine("leased", TokenBucket{Rate: 100, Period: 10 * time.Second})
+		s := aLease(t, Config{}, limit.For("k"))
+		s.fill(5, 0)
+		w := &taker{n: 10, missing: 10, done: make(chan struct{})}
+		s.waiting = append(s.waiting, w)
+		f := s.plan()
+		if f == nil || f.need != 5 || len(w.got) == 0 {
+			t.Fatalf("%+v, got %v: want 5 that are missing", f, w.got)
+		}
+		time.Sleep(20 * time.Second) // its row is held for so long, and full by then
+		s.arrives(f, 5, 50)
+		if !s.waits(w) || s.inHand() != 5 {
+			t.Errorf("answered %+v, and %v are in hand: want it to wait for 5 more", w.res, s.inHand())
+		}
+		if f = s.plan(); f == nil || f.need != 5 {
+			t.Errorf("%+v: want the 5 that have expired", f)
+		}
+		s.arrives(f, 5, 45)
+		if !w.res.OK || s.inHand() != 0 {
+			t.Errorf("%+v, and %v are in hand", w.res, s.inHand())
+		}
+		_ = s.Close(t.Context())
+	})
+}
+
 // A fetch is as large as what was used lately, to last a while, and no larger than what makes a
 // block of all that is in hand.
 func TestBlocksAreAsLargeAsWhatIsUsed(t *testing.T) {
