@@ -13,6 +13,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
+	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/scheduler"
 	"github.com/weir-go/weir/slots"
 	"github.com/weir-go/weir/weirtest"
@@ -263,6 +264,35 @@ func TestAnAttemptWhoseSlotIsLostIsRepeated(t *testing.T) {
 	eventually(t, "the job is completed", func() bool { return c.job(t, job.ID).State == rivertype.JobStateCompleted })
 	if job := c.job(t, job.ID); job.Attempt != 1 || len(job.Errors) != 0 {
 		t.Errorf("attempt %d, errors %v", job.Attempt, job.Errors)
+	}
+}
+
+// An API that says to come later is heard also by an attempt that has lost its slot.
+func TestAnAttemptWhoseSlotIsLostPausesAllTheSame(t *testing.T) {
+	t.Parallel()
+	c := newCrew(t, 1)
+	s, err := slots.New(c.pool, slots.Config{TTL: time.Second, Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	c.sched = scheduler.New(c.limiter, scheduler.Config{Jitter: -1, Slots: s})
+	api := ratelimit.MustDefine("pausedWithoutSlot", ratelimit.TokenBucket{Rate: 1, Period: never})
+	c.j.work = func(ctx context.Context, _ *river.Job[sendArgs]) error {
+		if _, err := c.pool.Exec(context.WithoutCancel(ctx), `UPDATE weir_slot SET holder = '00000000-0000-0000-0000-000000000000' WHERE name = 'crew'`); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return &scheduler.PauseError{For: time.Hour, Requests: []ratelimit.Request{api.Global()}}
+	}
+	c.client(2)
+	job := c.insert(0, nil)
+	eventually(t, "the job is put off until the pause ends", func() bool {
+		job := c.job(t, job.ID)
+		return job.State == rivertype.JobStateScheduled && time.Until(job.ScheduledAt) > 50*time.Minute
+	})
+	if s, err := c.limiter.Autocommit(c.pool).Value(t.Context(), api.Global()); err != nil || s.PausedUntil.IsZero() {
+		t.Errorf("the limit is not paused: %v", err)
 	}
 }
 

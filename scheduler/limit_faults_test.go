@@ -2,6 +2,7 @@ package scheduler_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -68,6 +69,40 @@ func TestAHeldBalanceHoldsUpNoOtherKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range j.await(t, 4) {
+		if job := f.job(t, s.id); s.attempt != 1 || len(job.Errors) > 0 {
+			t.Errorf("job %d started at attempt %d, after %v", s.n, s.attempt, job.Errors)
+		}
+	}
+}
+
+// Whoever holds the balances of many keys does not use up the time of an attempt of another key.
+func TestManyHeldBalancesTakeNoAttemptsTime(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("heldMany", ratelimit.TokenBucket{Rate: 10, Period: time.Second})
+	j.limited(func(n int) []ratelimit.Request { return []ratelimit.Request{limit.For(keyOf(n))} })
+	const keys = 16
+	var requests []ratelimit.Request
+	var jobs []int
+	for k := range keys {
+		requests, jobs = append(requests, limit.For(fmt.Sprint(k))), append(jobs, 100*k)
+	}
+	if err := f.limiter.Autocommit(f.pool).Consume(t.Context(), requests...); err != nil {
+		t.Fatal(err)
+	}
+	tx := f.hold(t, requests[0])
+	if _, err := tx.Exec(t.Context(), `UPDATE weir_balance SET value = value WHERE name = 'heldMany'`); err != nil {
+		t.Fatal(err)
+	}
+	f.enqueue(t, append(jobs, 100*keys)...)
+	j.client(t, sched, func(c *river.Config) { c.JobTimeout = 16 * time.Second }) // 2 s for each key are more
+	if s := j.await(t, 1)[0]; s.n != 100*keys || s.attempt != 1 || len(f.job(t, s.id).Errors) > 0 {
+		t.Errorf("job %d has started, at attempt %d, after %v", s.n, s.attempt, f.job(t, s.id).Errors)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range j.await(t, keys+1) {
 		if job := f.job(t, s.id); s.attempt != 1 || len(job.Errors) > 0 {
 			t.Errorf("job %d started at attempt %d, after %v", s.n, s.attempt, job.Errors)
 		}

@@ -332,7 +332,8 @@ func (v *visit) holding(
 	defer v.at.slots.HandOn(ctx, want, hold)
 	err = work(hold.Context(ctx))
 	if err == nil || !errors.Is(hold.Err(), slots.ErrLost) ||
-		errors.As(err, new(*rivertype.JobSnoozeError)) || errors.As(err, new(*rivertype.JobCancelError)) {
+		v.at.paused(err) != nil || errors.As(err, new(*rivertype.JobSnoozeError)) ||
+		errors.As(err, new(*rivertype.JobCancelError)) {
 		return err
 	}
 	v.at.Warn(err, "an attempt ended because its slot was lost, and is repeated", "job", v.ID)

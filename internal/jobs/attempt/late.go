@@ -16,8 +16,13 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 )
 
-// renewIn is how long the late jobs of all keys wait when somebody holds the balance of one.
-const renewIn = time.Second
+const (
+	// renewIn is how long the late jobs of all keys wait when somebody holds the balance of one.
+	renewIn = time.Second
+
+	// renewNext is how long they wait for each of them after that.
+	renewNext = 100 * time.Millisecond
+)
 
 // renew has jobs pay anew, in the order in which they were due: those at this client, and those
 // that wait in their queues and are as late, a thousand at a time. If somebody holds the balance of
@@ -25,7 +30,7 @@ const renewIn = time.Second
 // take from the same balances do not try once more. Should the answer to a COMMIT be lost, the jobs
 // at this client pay once more.
 func (a *Attempts) renew(items []*visit) {
-	if !riverjob.IsBlocked(a.renewed(items, true)) {
+	if !riverjob.IsBlocked(a.renewed(items, true, renewIn)) {
 		return
 	}
 	slices.SortStableFunc(items, func(a, b *visit) int { return byDue(&a.Waiter, &b.Waiter) })
@@ -35,22 +40,22 @@ func (a *Attempts) renew(items []*visit) {
 		if v.err = held[of]; v.err != nil {
 			continue
 		}
-		if err := a.renewed([]*visit{v}, false); riverjob.IsBlocked(err) {
+		if err := a.renewed([]*visit{v}, false, renewNext); riverjob.IsBlocked(err) {
 			held[of] = err
 		}
 	}
 }
 
 // renewed has jobs pay anew in one transaction: those at this client and, if queued, those in their
-// queues.
-func (a *Attempts) renewed(items []*visit, queued bool) error {
+// queues. It waits for no balance for longer than in.
+func (a *Attempts) renewed(items []*visit, queued bool, in time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), riverjob.Patience)
 	defer cancel()
 	var all []*riverjob.Waiter
 	var now time.Time
 	err := a.ConnectedInTx(ctx, func(tx pgx.Tx) error {
 		var late []*riverjob.Waiter
-		err := a.Briefly(ctx, tx, renewIn)
+		err := a.Briefly(ctx, tx, in)
 		if err == nil && queued {
 			late, err = a.overdue(ctx, tx, items)
 		}

@@ -78,8 +78,13 @@ func Take(
 // goroutine of its own, take to come together again.
 const gather = time.Millisecond
 
-// chargeIn is how long one job may keep the others waiting when somebody holds its balance.
-const chargeIn = 2 * time.Second
+const (
+	// chargeIn is how long one job may keep the others waiting when somebody holds its balance.
+	chargeIn = 2 * time.Second
+
+	// chargeNext is the same for jobs of other balances after that: who holds one may hold many.
+	chargeNext = 200 * time.Millisecond
+)
 
 // charge takes for jobs in River's order. Those that take from a balance that another one has
 // waited for in vain do not wait for it once more.
@@ -100,7 +105,11 @@ func (a *Attempts) charge(items []*visit) {
 		if v.err != nil {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(v.ctx, chargeIn)
+		in := chargeIn
+		if len(held) > 0 {
+			in = chargeNext
+		}
+		ctx, cancel := context.WithTimeout(v.ctx, in)
 		v.err = a.ConnectedInTx(ctx, func(tx pgx.Tx) (err error) {
 			v.res, err = a.Limiter.RateLimit(ctx, tx, v.requests...)
 			return err

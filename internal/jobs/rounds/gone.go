@@ -75,7 +75,8 @@ const (
 	lookAgain  = time.Hour        // and once all that there were are known
 	mostFound  = 1000             // by one look: see cancelledSQL
 	mostGone   = 10_000
-	freeIn     = 500 * time.Millisecond // a held balance keeps the round waiting
+	freeIn     = 500 * time.Millisecond // a held balance keeps the round waiting,
+	freeNext   = 20 * time.Millisecond  // and others after two of them
 )
 
 // cancelledSQL finds jobs with tickets that were cancelled, in this order.
@@ -121,8 +122,13 @@ func (r *Rounds) findGone(
 		w.update(next)
 		return nil
 	}
-	if w.last = c.Answered; w.known == nil || len(w.known) > mostGone { // then those behind stay
-		w.known, w.gaps = map[int64]time.Time{}, ticket.Gaps{}
+	if w.last = c.Answered; w.known == nil || len(w.known) > mostGone {
+		for id, at := range w.known { // or those behind would not be found for as long as overlap
+			if d := at.Compare(w.from); d > 0 || d == 0 && id > w.id {
+				w.from, w.id = at, id
+			}
+		}
+		w.known, w.gaps = map[int64]time.Time{}, ticket.Gaps{} // then those behind the gaps stay
 	}
 	held := map[string]error{} // by what the jobs have taken from
 	var failed []error
@@ -206,8 +212,12 @@ func (r *Rounds) freed(
 	if err := held[of]; err != nil {
 		return err
 	}
+	in := freeIn
+	if len(held) > 1 {
+		in = freeNext
+	}
 	err := r.InTx(ctx, func(tx pgx.Tx) error {
-		if err := r.Briefly(ctx, tx, freeIn); err != nil {
+		if err := r.Briefly(ctx, tx, in); err != nil {
 			return err
 		}
 		// before the balances, as a cancellation locks it; it may have been retried by hand

@@ -33,3 +33,24 @@ func TestALookForCancelledJobsLooksBackForAnHourOnceTheOthersAreKnown(t *testing
 	look(page[:1], now.Add(-lookAgain), 0)
 	look(nil, now.Add(-lookAgain), 0)
 }
+
+// Of more jobs than are remembered, cancelled together, those behind are found all the same.
+func TestALookForCancelledJobsGoesOnBehindAllThatItRemembers(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	r := New(nil)
+	r.watch.from = now.Add(-lookAgain)
+	page := make([]*riverjob.Waiter, mostFound)
+	for n := range mostGone/mostFound + 2 {
+		r.watch.last = time.Time{}
+		for i := range page {
+			page[i] = &riverjob.Waiter{ID: int64(n*mostFound + i), At: now}
+		}
+		if err := r.findGone(t.Context(), nil, page, riverjob.Clock{At: now, Answered: now}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if w := r.watch; !w.from.Equal(now) || w.id < mostGone || len(w.known) > mostGone {
+		t.Errorf("it looks from %v and %d on, but for %d", w.from, w.id, len(w.known))
+	}
+}
