@@ -88,6 +88,49 @@ func TestALineThatIsHeldUpHoldsUpNoOther(t *testing.T) {
 	}
 }
 
+// Somebody who holds the balance of a tenant's own limit holds up none of the line's other tenants.
+func TestAHeldBalanceOfATenantHoldsUpNoOtherTenant(t *testing.T) {
+	t.Parallel()
+	limit := store(t, 1000)
+	s := steppedLines(t, scheduler.Line{Limit: limit})
+	own := ratelimit.MustDefine("own", ratelimit.TokenBucket{Rate: 1000, Period: never})
+	if err := s.limiter.Autocommit(s.pool).Consume(t.Context(), own.For("c")); err != nil {
+		t.Fatal(err)
+	}
+	tx := s.hold(t, own.For("c"))
+	want := 0
+	for _, tenant := range []string{"a", "b", "c", "d"} {
+		jobs := s.wait(scheduler.Tenant{Key: tenant}, 10, nil, limit.Global(), own.For(tenant))
+		if tenant != "c" {
+			want += len(jobs)
+		}
+	}
+	granted := 0
+	grant := func() {
+		t.Helper()
+		if _, err := scheduler.GrantTurns(t.Context(), s.cfg); err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range s.granted() {
+			s.end(g.id)
+			granted++
+		}
+	}
+	for round := 0; granted < want && round < 40; round++ {
+		grant()
+	}
+	if granted != want {
+		t.Fatalf("%d are granted, want the %d of the tenants whose balances nobody holds", granted, want)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "those of the other have their turns", func() bool {
+		grant()
+		return granted == want+10
+	})
+}
+
 // Jobs that cannot have their turns, as many as a grant reads, hold up none of their tenant's.
 func TestUnfitJobsHoldUpNoOthers(t *testing.T) {
 	t.Parallel()

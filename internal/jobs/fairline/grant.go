@@ -85,6 +85,10 @@ func (r *Granter) grant(ctx context.Context, of ticket.Row, h *held) (mine, more
 	g := &grant{Store: r.Store, granter: r, of: of, line: r.all[of[0]], held: h}
 	err = r.InTx(ctx, func(tx pgx.Tx) error { return g.run(ctx, tx) })
 	r.scarce = r.scarce || g.scarce
+	if riverjob.IsBlocked(err) && h.narrow(g) {
+		return true, true, nil
+	}
+	h.few = 0
 	if err != nil {
 		return false, false, fmt.Errorf("line %q of limit %q: %w", of[1], of[0], err)
 	}
@@ -117,7 +121,7 @@ func (g *grant) hold(ctx context.Context, tx pgx.Tx) error {
 	b := &pgx.Batch{}
 	g.Queue(b, HoldSQL, []any{g.of[0], g.of[1], g.granter.Holder, lineLasts},
 		func() { g.mine = true }, &g.turn.Virtual, &g.others, &g.value, &known, &seen, nil)
-	riverjob.BrieflyFrom(b, balanceIn)
+	riverjob.BrieflyFrom(b, g.held.patience())
 	err := tx.SendBatch(ctx, b).Close()
 	if known {
 		g.seen = seen
@@ -238,6 +242,7 @@ func (g *grant) look(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	g.now, g.limit = res.At, res.Outcomes[0]
+	g.held.passOver(g.out)
 	g.reckon()
 	return g.unfetched(ctx, tx)
 }

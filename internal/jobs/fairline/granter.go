@@ -56,6 +56,7 @@ type held struct {
 	tried   time.Time      // its place in a round: when it was tried last, or later if that failed
 	warned  map[int64]bool // jobs that cannot be granted
 	passed  map[int64]bool // those of them that are not read until the next pruning
+	blocks
 }
 
 // granted is a job that was granted.

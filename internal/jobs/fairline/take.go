@@ -1,6 +1,7 @@
 package fairline
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"maps"
@@ -59,7 +60,7 @@ func (g *grant) choose(tenants []*queue, line turn.Line) {
 		g.head(q)
 	}
 	for g.within(used) {
-		if len(g.chosen) == mostAtOnce {
+		if len(g.chosen) == cmp.Or(g.held.few, mostAtOnce) {
 			g.more = true
 			return
 		}

@@ -5,7 +5,7 @@ var ofEdges = []mutant{
 	{"slots: a locked row of a free slot is waited for", "slots/statements.go",
 		"b.Queue(s.sql.acquireBound, ", "b.Queue(s.sql.acquire, ", "LockedRowOfAFreeSlot", held, true},
 	{"lease: a denial is believed until its RetryAt", "ratelimit/lease.go",
-		"|| now-d.told >= int64(inhand.Kept) {", "{", "ALeaseLearnsOfAReset", []string{"./integration"}, true},
+		"now-d.told >= int64(inhand.Kept) {", "now-d.told >= int64(inhand.Kept)<<30 {", "ALeaseLearnsOfAReset", []string{"./integration"}, true},
 	{"lease: takes wait for all those before them", "ratelimit/lease_fetch.go",
 		"if d := s.l.patience(ctx); d > 0 {", "if d := s.l.patience(ctx); d < 0 {", "TakesThatWaitEndInTime", []string{"./ratelimit"}, true},
 	{"hot: the warning is written with the lock", "internal/limits/contended/hot.go",

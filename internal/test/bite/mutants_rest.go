@@ -228,7 +228,7 @@ var ofTheRest = []mutant{
 	{"fail open: a denial shows what its other limits would have left", "ratelimit/spares.go",
 		"algebra.AllOrNone(verdicts)", "algebra.AllOrNone(verdicts[:1])", "DenialInAnOutageShows", core, false},
 	{"shards: a denial shows what limits without shards would have left", "ratelimit/sharded.go",
-		"if res := l.judged(calls, verdicts); !res.OK {", "if res := summarize(calls, verdicts); !res.OK {", "LostAShard", core, false},
+		"if res := l.judged(calls, verdicts); !res.OK {", "if res := summarize(calls, verdicts, nil); !res.OK {", "LostAShard", core, false},
 	{"fail open: what was not decided ends an outage", "ratelimit/failopen.go",
 		"if res.Decided() && !res.recalled {", "if !res.recalled {", "EndedByMemory", whole, true},
 	{"timeout: a caller without a deadline has none", "ratelimit/autocommit.go",
