@@ -349,3 +349,28 @@ func TestNothingIsLostOfWhatComesBackToShards(t *testing.T) {
 		}
 	})
 }
+
+// What was used beyond a reservation from before a change of shards is charged to shards that have
+// it, as at any other time.
+func TestAnExcessAfterAChangeOfShardsIsChargedToThoseThatHaveIt(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	l := rig.Limiter(t, ratelimit.Config{})
+	v := l.Autocommit(pool)
+	r := ratelimit.MustDefine("excessive", ratelimit.TokenBucket{Rate: 100, Period: rig.Century}).For("k")
+	res := takeOK(t, first(v.RateLimit(t.Context(), r.Count(10))))
+	reshard(t, pool, nil, 4, r)
+	const empty = `UPDATE weir_balance SET value = 0 WHERE shard = (SELECT max(shard) FROM weir_balance)`
+	rig.Exec(t, pool, empty)
+	if ok, err := v.Settle(t.Context(), res.Reservation(), r.Count(30)); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	var least float64
+	if err := pool.QueryRow(t.Context(), `SELECT min(value) FROM weir_balance WHERE value > '-Infinity' AND shard > 0`).Scan(&least); err != nil {
+		t.Fatal(err)
+	}
+	if least < -1e-6 {
+		t.Errorf("a shard owes %v, while others have tokens", -least)
+	}
+	wantLeft(t, v, r, 90-22.5-20)
+}

@@ -92,8 +92,10 @@ func (c *change) unused(b algebra.Balance, now int64) float64 {
 func (c *change) back(w *spread.Whole, path []shard.Overlap) []change {
 	n := c.Count - c.used
 	switch {
-	case n <= 0:
-		return c.follow(w.Layout)
+	case n < 0:
+		return c.charged(w, -n)
+	case n == 0:
+		return nil
 	case c.Windowed && c.Owed > 0:
 		return c.backAhead(w, path)
 	}

@@ -46,26 +46,31 @@ func (l *Limiter) excess(ctx context.Context, x executor, rows []change) ([]chan
 		return nil, err
 	}
 	for i, w := range seen {
-		c := &limits[i]
-		from, _ := shard.Address(c.Shard)
-		of := c.resized(from, w.Layout)
-		there := make([]spread.Part, w.Shards)
-		for k := range there {
-			there[k] = spread.Part{Shard: k, Most: math.Inf(1)}
-			if b := w.Rows[k]; b.Exists {
-				there[k].Count = of.At(b, w.At).Value
-			} else if k == 0 && w.Layout == shard.Single {
-				there[k].Count = algebra.Full // it was pruned, so it is full
-			}
-		}
-		for _, p := range spread.Excess(there, beyond[c.Place], of.Capacity) {
-			r := of
-			r.Shard, r.Count, r.used = w.Row(p.Shard), 0, p.Count
-			all = append(all, r)
-		}
+		all = append(all, limits[i].charged(w, beyond[limits[i].Place])...)
 	}
 	sortChanges(all)
 	return all, nil
+}
+
+// charged divides a charge of n tokens, for c, over the shards that have them.
+func (c *change) charged(w *spread.Whole, n float64) (all []change) {
+	from, _ := shard.Address(c.Shard)
+	of := c.resized(from, w.Layout)
+	there := make([]spread.Part, w.Shards)
+	for k := range there {
+		there[k] = spread.Part{Shard: k, Most: math.Inf(1)}
+		if b := w.Rows[k]; b.Exists {
+			there[k].Count = of.At(b, w.At).Value
+		} else if k == 0 && w.Layout == shard.Single {
+			there[k].Count = algebra.Full // it was pruned, so it is full
+		}
+	}
+	for _, p := range spread.Excess(there, n, of.Capacity) {
+		r := of
+		r.Shard, r.Count, r.used = w.Row(p.Shard), 0, p.Count
+		all = append(all, r)
+	}
+	return all
 }
 
 // short looks at the rows of which more was used than taken, and returns the limits of those that
