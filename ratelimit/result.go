@@ -37,7 +37,8 @@ type Result struct {
 	// Limit and Key name the limit that set RunAt or RetryAt. Empty if granted now.
 	Limit, Key string
 
-	// Outcomes has the outcome of each request, in the order of the requests.
+	// Outcomes has the outcome of each request, in the order of the requests. It is empty if a
+	// [Lease] has decided, or if [FailOpen] has let the call through.
 	Outcomes []Outcome
 
 	id       uuid.UUID // of the Reservation; zero if nothing was taken

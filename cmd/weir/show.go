@@ -95,8 +95,8 @@ func (s *session) showKeys(ctx context.Context, name string, page inspect.Page) 
 	return nil
 }
 
-// quoteArg is a key as a shell takes it. What cannot be printed is written as bash, zsh and ksh read
-// it; in other shells it is another key, and never a command.
+// quoteArg is a key as a shell takes it. What cannot be printed is written as bash, zsh and ksh
+// read it; in other shells it is another key, and never a command.
 func quoteArg(s string) string {
 	if printable(s) != s && s != "" {
 		var b strings.Builder

@@ -18,8 +18,8 @@ type blocks struct {
 
 const (
 	passedFor = 2 * time.Second
-	wary      = time.Minute           // after a balance was held, none is waited for as long as before,
-	briefly   = 50 * time.Millisecond // but for this long
+	wary      = time.Minute // after a balance was held, none is waited for for longer than
+	briefly   = 50 * time.Millisecond
 )
 
 // patience is how long a grant waits for a balance.
