@@ -181,12 +181,23 @@ func (c *call) shardsOf(layout shard.Layout) []call {
 // of may return nil for a row. follow returns the rows that have the tokens of closed rows now, to
 // run the statements for those. What is to be changed for a closed row takes two trips, and must
 // not be changed twice, so onRows needs a transaction.
+//
+// If a limit is known to have other shards by now, limits go one after the other, in a trip each:
+// the rows that have its tokens come before those of the limits after it.
 func (l *Limiter) onRows(
 	ctx context.Context, x executor, rows []change, of func(*change) *statement,
 	follow func(ctx context.Context, x executor, closed []change) ([]change, error),
 ) (done []*statement, err error) {
 	if x.single {
 		return nil, errUndecided
+	}
+	if n := firstLimit(rows); n < len(rows) && slices.ContainsFunc(rows, l.hasMoved) {
+		if done, err = l.onRows(ctx, x, rows[:n:n], of, follow); err != nil {
+			return nil, err
+		}
+		x.ends = true // as below
+		more, err := l.onRows(ctx, x, rows[n:], of, follow)
+		return append(done, more...), err
 	}
 	for range mostMoves {
 		var trip []*statement
@@ -228,6 +239,22 @@ func (l *Limiter) onRows(
 		sortChanges(rows)
 	}
 	return nil, errMoving
+}
+
+// firstLimit is how many of rows are of the first one's limit and key.
+func firstLimit(rows []change) int {
+	n := 1
+	for n < len(rows) && rows[n].Place == rows[0].Place {
+		n++
+	}
+	return min(n, len(rows))
+}
+
+// hasMoved reports whether the limit of a row is known to have another layout by now.
+func (l *Limiter) hasMoved(c change) bool {
+	layout, known := l.books.Layout(c.Place)
+	from, _ := shard.Address(c.Shard)
+	return known && layout != from
 }
 
 // returns runs the statements that of makes for rows, which may have more tokens then.

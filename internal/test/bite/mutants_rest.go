@@ -129,6 +129,8 @@ var ofTheRest = []mutant{
 		"shadow != strings.HasSuffix(other.Name, Shadowed)", "shadow && !shadow", "LockedLast", whole, true},
 	{"shadow: a reset of a key locks its rows by their names", "internal/limits/statements/reset_key.go",
 		"isShadow(`b.name`) + `, b.name,", "`b.name,", "LockedLast", whole, true},
+	{"give back: limits with other shards since go together", "ratelimit/rows.go",
+		"return known && layout != from", "return known && layout != from && false", "AfterAChangeOfShardsAndTaking", whole, true},
 	{"shadow: the last of them is taken from first", "ratelimit/shadow.go",
 		"	for i := range shadows {\n", "	for i := range shadows {\n		i = len(shadows) - 1 - i\n", "LockedLast", whole, true},
 	{"shards: a context that has ended keeps a part of a call", "ratelimit/look_shards.go",
