@@ -113,7 +113,7 @@ func (d *Devices) open(account, token string) (body []byte, ok bool) {
 		return nil, false
 	}
 	raw, err := encoding.DecodeString(token)
-	if err != nil || len(raw) != bodyBytes+sha256.Size { // what is decoded has no line breaks
+	if err != nil || len(raw) != bodyBytes+sha256.Size { // base64 skips line breaks
 		return nil, false
 	}
 	body = raw[:bodyBytes]

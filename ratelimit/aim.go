@@ -69,6 +69,7 @@ func (h *holds) add(aims []aim, seen []*spread.Whole, before time.Duration) {
 			for _, row := range s.tried() {
 				_, k := shard.Address(row)
 				r := s.whole.take(w.Layout, k, s.c.Count)
+				r.Leave = s.c.Leave
 				least := s.args[argLeast].(float64) //nolint:forcetypeassert // it always is one
 				if left, ok := r.Grants(r.At(w.Rows[k], at)); !ok || left.Value < least {
 					h.upTo(r.Row)

@@ -75,7 +75,7 @@ func TestAHeldBalanceHoldsUpNoOtherKey(t *testing.T) {
 	}
 }
 
-// Whoever holds the balances of many keys does not use up the time of an attempt of another key.
+// If somebody holds the balances of many keys, a job of another key still starts in time.
 func TestManyHeldBalancesTakeNoAttemptsTime(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)

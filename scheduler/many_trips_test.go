@@ -34,7 +34,7 @@ func (*tripCounter) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQu
 func (*tripCounter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
 // However many jobs there are, and over however many keys, limits and kinds, the round trips are
-// the same, but for one for each key of a shadow: if all are granted, if they are denied, if all are duplicates, and if River refuses
+// the same; only each key of a shadow adds one. That holds if all are granted, if they are denied, if all are duplicates, and if River refuses
 // one.
 func TestManyJobsTakeAsManyRoundTripsAsOne(t *testing.T) {
 	t.Parallel()

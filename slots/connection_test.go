@@ -77,8 +77,8 @@ func TestDefaultsOfTheServerDoNotMatter(t *testing.T) {
 	}
 }
 
-// Slots are counted without predicate locks, also where those are the default: whoever leaves some
-// may fail.
+// Counting slots leaves no predicate locks, even if transactions are serializable by default: a
+// transaction that leaves some may fail.
 func TestSlotsAreCountedWithoutPredicateLocks(t *testing.T) {
 	t.Parallel()
 	pgtest.OneServer(t, "it watches the locks of one server")

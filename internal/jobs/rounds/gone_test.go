@@ -51,6 +51,6 @@ func TestALookForCancelledJobsGoesOnBehindAllThatItRemembers(t *testing.T) {
 		}
 	}
 	if w := r.watch; !w.from.Equal(now) || w.id < mostGone || len(w.known) > mostGone {
-		t.Errorf("it looks from %v and %d on, but for %d", w.from, w.id, len(w.known))
+		t.Errorf("it looks from %v and %d on, and remembers %d", w.from, w.id, len(w.known))
 	}
 }
