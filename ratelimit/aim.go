@@ -45,8 +45,8 @@ func (h *holds) allow(r where.Row) bool {
 
 // add notes the rows that takes have locked, as far as it is known. A take that took nothing has
 // locked its row if the row did not grant it: had too few tokens, say, or was paused. If it did,
-// another transaction held it, and the take has not locked it. before is how long before the reading of seen the takes were
-// sent: tokens that came in between were not there for the takes.
+// another transaction held it, and the take has not locked it. before is how long before the
+// reading of seen the takes were sent: tokens that came in between were not there for the takes.
 func (h *holds) add(aims []aim, seen []*spread.Whole, before time.Duration) {
 	for i := range aims {
 		a, w := &aims[i], seen[i]

@@ -3,7 +3,7 @@ package main
 import (
 	"encoding/json"
 	"math"
-	exec2 "os/exec"
+	osexec "os/exec"
 	"regexp"
 	"strings"
 	"testing"
@@ -272,13 +272,13 @@ func TestBarsAreOfOneWidth(t *testing.T) {
 // What `weir show` suggests to paste is the key, and no command, whatever clients have put into it.
 func TestAKeyIsQuotedForTheShell(t *testing.T) {
 	t.Parallel()
-	bash, err := exec2.LookPath("bash")
+	bash, err := osexec.LookPath("bash")
 	if err != nil {
 		t.Skip("there is no bash: ", err)
 	}
 	for _, key := range []string{"acme", "", "-x", "a b", "it's", "$(id)", "`id`", "a\"b", "\u200b$(id)", "\u200b`id`\"\\", "a\nb'c",
 		"é\u200b", "\x1b[31m", "\u200b!!"} {
-		out, err := exec2.Command(bash, "-c", "printf %s "+quoteArg(key)).CombinedOutput()
+		out, err := osexec.Command(bash, "-c", "printf %s "+quoteArg(key)).CombinedOutput()
 		if err != nil || string(out) != key {
 			t.Errorf("%q is quoted as %s, which is %q (%v)", key, quoteArg(key), out, err)
 		}
