@@ -109,8 +109,8 @@ func (m mutant) bite(ctx context.Context, dir string) (killed bool, output []byt
 			return false, nil, fmt.Errorf("the mutant does not compile: %s", out)
 		}
 	}
-	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout=3m", "-overlay",
-		file, "-run", m.tests}, m.packages...)
+	args := append([]string{"test", "-vet=off", "-count=1", "-failfast", "-timeout=3m", "-ldflags=-w",
+		"-overlay", file, "-run", m.tests}, m.packages...)
 	if m.rapid {
 		args = append(args, "-rapid.nofailfile") // or it would write to the tree
 	}
