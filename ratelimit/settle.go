@@ -24,8 +24,8 @@ import (
 // window only within that window. If the work has waited for its window, other settlements since
 // then count as if they had come before it, so more or less may come back. Waiting work moves up:
 // see [Take.RunAt]. Tokens that were used beyond the reservation are charged, as a debt if there
-// are none, even one larger than MaxReserved, and waiting work is delayed. Both use the rule that
-// last took from the row.
+// are none, even one larger than MaxReserved, and waiting work is delayed, but not that from before
+// a change of the number of shards. Both use the rule that last took from the row.
 //
 // A reservation that nobody settles keeps what it took. So does one that is settled 30 days after
 // its work could run, or later; it then counts as settled. That time is the one in the Result of
@@ -53,9 +53,9 @@ func (l *Limiter) Release(ctx context.Context, tx pgx.Tx, r Reservation) (bool, 
 
 // Renew charges reservations again, under their ids, because their time has passed without their
 // work being done, and their tokens have flowed by. They go ahead of all waiting work, which is
-// delayed accordingly, and keep the order in which they are given. [Take.RunAt] then returns when
-// each may run. MaxReserved does not matter, as there is no new work. Do not renew a reservation
-// that was settled.
+// delayed accordingly, but for work from before a change of the number of shards, and keep the order
+// in which they are given. [Take.RunAt] then returns when each may run. MaxReserved does not matter,
+// as there is no new work. Do not renew a reservation that was settled.
 //
 // The reservations are changed in place. If the transaction rolls back, the charge is undone, but
 // these changes are not: in each run start with the reservations as they were read.
