@@ -1,8 +1,12 @@
 package integration
 
 import (
+	"context"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/internal/test/rig"
@@ -32,4 +36,33 @@ func TestDenialsOfCoalescedCallsOfShardsAreRemembered(t *testing.T) {
 	if n := count.of(denied); n != 0 {
 		t.Errorf("the same calls have asked the database in %d trips", n)
 	}
+}
+
+// Merged shards may have enough sooner than the shards had alone: a full one gains nothing.
+func TestDenialsAreForgottenWhenTheLimitGetsOtherShards(t *testing.T) {
+	t.Parallel()
+	pool, clock := pgtest.Pool(t), rig.Clock()
+	l := rig.Limiter(t, ratelimit.Config{RememberDenials: true, Clock: clock.Now})
+	rule := ratelimit.TokenBucket{Rate: 10, Period: time.Hour}
+	two := ratelimit.MustDefine("sooner", rule, ratelimit.Shards(2)).For("k")
+	one := ratelimit.MustDefine("sooner", rule).For("k").Count(8)
+	v := l.Autocommit(pool)
+	rig.Take(t, v, two.Count(5))
+	before, err := v.RateLimit(t.Context(), one)
+	if err != nil || before.OK {
+		t.Fatalf("%+v, %v, want a denial", before, err)
+	}
+	opts := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+	err = l.InTxOptions(t.Context(), pool, opts, func(ctx context.Context, tx pgx.Tx) error {
+		return l.Reshard(ctx, tx, 1, one)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := v.RateLimit(t.Context(), one)
+	if err != nil || after.OK || !after.RetryAt.Before(before.RetryAt) {
+		t.Fatalf("%+v, %v, want a denial until sooner than %v", after, err, before.RetryAt)
+	}
+	clock.Add(after.RetryAfter())
+	takeOK(t, first(v.RateLimit(t.Context(), one)))
 }

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -75,6 +76,7 @@ type Lease struct {
 	armed     bool
 
 	closed bool
+	lost   error         // why tokens were not given back after that
 	busy   int           // goroutines
 	quiet  chan struct{} // closed when there is none
 }
@@ -189,25 +191,24 @@ func (s *Lease) Close(ctx context.Context) error {
 	err := s.giveBack(ctx, blocks)
 
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.done()
-	var quiet chan struct{}
 	if s.busy > 0 {
 		if s.quiet == nil {
 			s.quiet = make(chan struct{})
 		}
-		quiet = s.quiet
-	}
-	s.mu.Unlock()
-	if quiet == nil {
-		return err
-	}
-	select {
-	case <-quiet:
-	case <-ctx.Done():
-		if err == nil {
-			err = explain(ctx, ctx.Err(), "close the lease of", s.calls)
+		quiet := s.quiet
+		s.mu.Unlock()
+		select {
+		case <-quiet:
+		case <-ctx.Done():
+			if err == nil {
+				err = explain(ctx, ctx.Err(), "close the lease of", s.calls)
+			}
 		}
+		s.mu.Lock()
 	}
+	err, s.lost = errors.Join(err, s.lost), nil
 	return err
 }
 

@@ -77,9 +77,11 @@ func (s *Lease) giveBackSoon() {
 		for len(s.back) > 0 {
 			s.back, s.returning = nil, s.back
 			s.mu.Unlock()
-			_ = s.giveBack(context.Background(), s.returning) // an error loses the tokens
+			err := s.giveBack(context.Background(), s.returning) // an error loses the tokens
 			s.mu.Lock()
-			s.returning = nil
+			if s.returning = nil; s.closed {
+				s.lost = errors.Join(s.lost, err)
+			}
 		}
 		s.giving = false
 		s.done()

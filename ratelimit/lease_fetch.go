@@ -64,6 +64,7 @@ func (s *Lease) wait(ctx context.Context, n float64) (Result, error) {
 		return w.res, w.err
 	}
 	s.answer(w, Result{}, nil) // the caller has gone
+	s.giveBackSoon()
 	s.graceful(s.flight)
 	return Result{}, explain(ctx, err, "take", s.calls)
 }

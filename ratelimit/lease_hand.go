@@ -73,11 +73,12 @@ func (s *Lease) gather(n float64, now int64) (chunks []chunk, missing float64) {
 	return chunks, n
 }
 
-// putBack puts back what was not used. Parts of blocks that are no longer held are lost.
+// putBack puts back what was not used, to be given back if it was held long enough. Parts of blocks
+// that are no longer held are lost.
 func (s *Lease) putBack(chunks []chunk, now int64) {
 	for _, c := range chunks {
 		s.used -= c.n
-		if c.b.gone || c.b.Over(now) {
+		if c.b.gone {
 			continue
 		}
 		c.b.Left += c.n

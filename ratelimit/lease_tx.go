@@ -61,8 +61,9 @@ func (s *Lease) borrow(a *attempt, n float64) (res Result, ok bool, err error) {
 	}
 	now := s.now()
 	s.used += n
-	if s.last == 0 {
+	if s.last == 0 { // how fast tokens are used is known from the second take on
 		s.last = now
+		return Result{}, false, nil
 	}
 	s.fetch()
 	return Result{}, false, nil

@@ -60,6 +60,7 @@ func (l *Limiter) Reshard(ctx context.Context, tx pgx.Tx, n int, requests ...Req
 			return explain(ctx, err, "change the shards of", calls[i:])
 		}
 	}
+	freed(w.x, func() { l.forget(calls) }) // merged shards may have enough for a call sooner
 	return nil
 }
 
