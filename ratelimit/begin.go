@@ -355,13 +355,13 @@ func (l *Limiter) stillDenied(seen []*spread.Whole, calls []call, again bool) co
 				}
 				// a row that was closed since denies nothing: its limit has shards now
 				if (same || s.closed()) && w.Rows[0] != seen[i].Rows[0] {
-					return notConfirmed{}
+					return notConfirmed
 				}
 				_, ok := w.Plan(&calls[i].Ask, seen[i].At, false, nil)
 				denied = denied || !ok
 			}
 			if !denied {
-				return notConfirmed{}
+				return notConfirmed
 			}
 			return nil
 		}
@@ -373,9 +373,4 @@ func (l *Limiter) stillDenied(seen []*spread.Whole, calls []call, again bool) co
 // changed, the transaction runs again, as after a serialization failure.
 type confirmation func() (looks []*statement, holds func() error)
 
-type notConfirmed struct{}
-
-func (notConfirmed) Error() string {
-	return "ratelimit: a balance has changed between a denial and the transaction's begin"
-}
-func (notConfirmed) SQLState() string { return "40001" }
+const notConfirmed conflict = "a balance has changed between a denial and the transaction's begin"

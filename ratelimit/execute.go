@@ -219,20 +219,33 @@ func (s *statement) read(rows pgx.Rows) error {
 		return s.many.read(rows, s.looks)
 	}
 	for rows.Next() {
+		if s.found && s.looks {
+			return prunedSince
+		}
 		// Every decision reads a row, and Scan would take longer than everything else here.
 		if !s.decodeFrom(rows.FieldDescriptions(), rows.RawValues()) {
 			if err := rows.Scan(s.dest()...); err != nil {
 				return err
 			}
 		}
-		if s.found = true; s.parts == 0 {
+		switch s.found = true; {
+		case s.look != nil && s.look.repeats():
+			return prunedSince
+		case s.looks: // unless there is a second row
+			continue
+		case s.parts == 0:
 			rows.Close()
-			break
+			return rows.Err()
 		}
 		s.rows = append(s.rows, part{s.answer, s.row})
 	}
 	return rows.Err()
 }
+
+// prunedSince is for a look that has found a row twice. Above READ COMMITTED a transaction still sees
+// a row that was deleted after it had taken its snapshot. If it takes from it, it inserts the row
+// anew, without an error, and then sees both.
+const prunedSince conflict = "a balance was pruned after the transaction had taken its snapshot"
 
 // decodeFrom reads a balance without Scan, if it is in the binary format: pgx uses another one in
 // its simple protocol only. It reports whether it has.

@@ -177,7 +177,10 @@ func (m *many) read(rows pgx.Rows, looks bool) error {
 		r.taken = r.taken && (m.locks || looks)
 	}
 	one := statement{looks: looks, found: true}
-	for rows.Next() {
+	for n := 1; rows.Next(); n++ {
+		if looks && n > len(m.rows) { // it answers with one for each
+			return prunedSince
+		}
 		raw, fields := rows.RawValues(), rows.FieldDescriptions()
 		nr := int64(0)
 		if fields[0].Format == pgx.BinaryFormatCode {

@@ -25,6 +25,13 @@ const (
 	statementLost = "26000"
 )
 
+// conflict is an error of ours after which a transaction may succeed if it runs again, as after a
+// serialization failure.
+type conflict string
+
+func (c conflict) Error() string  { return "ratelimit: " + string(c) }
+func (conflict) SQLState() string { return serializationFailure }
+
 // isConflict reports whether another attempt at the whole transaction may succeed.
 func isConflict(err error) bool {
 	s := stateOf(err)

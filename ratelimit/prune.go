@@ -48,8 +48,9 @@ type Pruned struct {
 //
 // It goes through the tables once, in batches. Each batch is a transaction of its own that waits
 // for nobody. A caller of a row that is being deleted waits for the batch. In a REPEATABLE READ or
-// SERIALIZABLE transaction that caller then fails with 40001, and [Limiter.InTx] runs it again. If
-// ctx ends, Prune stops between two batches, and returns ctx's error and what was done so far.
+// SERIALIZABLE transaction that caller then fails with 40001, and [Limiter.InTx] runs it again. So
+// may a transaction whose snapshot is older than the deletion. If ctx ends, Prune stops between two
+// batches, and returns ctx's error and what was done so far.
 //
 // Any number of processes may prune at once, but that is not faster. Once a day is enough for most
 // programs.

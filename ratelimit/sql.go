@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"context"
 	"database/sql"
-	"errors"
 
 	"github.com/jackc/pgx/v5/pgtype"
 )
@@ -40,19 +39,37 @@ func (x sqlSender) send(ctx context.Context, statements []*statement) error {
 			}
 			continue
 		}
-		if s.look != nil {
-			s.look.scanner = pgtype.NewMap().SQLScanner
-		}
-		err := x.tx.QueryRowContext(ctx, s.sql, s.args...).Scan(s.dest()...)
-		if errors.Is(err, sql.ErrNoRows) {
-			continue
-		}
-		if err != nil {
+		if err := x.query(ctx, s); err != nil {
 			a.observe(x.l, s, err)
 			return err
 		}
-		s.found = true
-		s.tick()
 	}
 	return nil
+}
+
+// query runs one statement, and reads its answer as statement.read does.
+func (x sqlSender) query(ctx context.Context, s *statement) error {
+	if s.look != nil {
+		s.look.scanner = pgtype.NewMap().SQLScanner
+	}
+	rows, err := x.tx.QueryContext(ctx, s.sql, s.args...)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = rows.Close() }()
+	for rows.Next() {
+		if s.found && s.looks {
+			return prunedSince
+		}
+		if err := rows.Scan(s.dest()...); err != nil {
+			return err
+		}
+		if s.found = true; s.look != nil && s.look.repeats() {
+			return prunedSince
+		}
+	}
+	if s.found {
+		s.tick()
+	}
+	return rows.Err()
 }

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"database/sql"
+	"slices"
 	"time"
 
 	"github.com/weir-go/weir/internal/limits/algebra"
@@ -85,6 +86,13 @@ func (l *look) dest() []any {
 		}
 	}
 	return d
+}
+
+// repeats reports whether a shard was read twice.
+func (l *look) repeats() bool {
+	rows := slices.Clone(l.shards)
+	slices.Sort(rows)
+	return len(slices.Compact(rows)) < len(l.shards)
 }
 
 // whole returns the answer. It is not valid if the number in the head is that of no layout.
