@@ -139,3 +139,36 @@ func TestResettingAKeyNeverDeadlocksWithItsCallers(t *testing.T) {
 		t.Errorf("%d deadlocks", n)
 	}
 }
+
+// A reset of a key that meets a change of shards finds the shards.
+func TestAKeyIsResetWhileALimitGetsOtherShards(t *testing.T) {
+	t.Parallel()
+	pgtest.OneServer(t, "it watches the locks of one server")
+	rule := ratelimit.TokenBucket{Rate: 100, Period: rig.Never}
+	plain, hot := ratelimit.MustDefine("hot", rule).For("k"), ratelimit.MustDefine("hot", rule, ratelimit.Shards(4)).For("k")
+	for name, change := range map[string]func(l *ratelimit.Limiter, tx pgx.Tx) error{
+		"Reshard": func(l *ratelimit.Limiter, tx pgx.Tx) error { return l.Reshard(t.Context(), tx, 4, plain) },
+		"first shards": func(l *ratelimit.Limiter, tx pgx.Tx) error {
+			return rig.Granted(l.RateLimit(t.Context(), tx, hot))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Pool(t)
+			l, other := rig.Limiter(t, ratelimit.Config{}), rig.Limiter(t, ratelimit.Config{}).Autocommit(pool)
+			rig.Take(t, l.Autocommit(pool), plain.Count(90))
+			tx := rig.Begin(t, pool, pgx.ReadCommitted)
+			if err := change(l, tx); err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan error, 1)
+			go func() { done <- other.ResetKey(t.Context(), "k") }()
+			until(t, func() bool { return isWaitedFor(t, pool, tx) })
+			rig.Commit(t, tx)
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			wantLeft(t, rig.Limiter(t, ratelimit.Config{}).Autocommit(pool), plain, 100)
+		})
+	}
+}

@@ -12,7 +12,8 @@ func isShadow(name string) string {
 }
 
 // resetKey is reset for all balances of a key. There are few names of limits, and it finds each
-// with one descent of the index. It locks rows in the order in which all calls lock theirs.
+// with one descent of the index. It locks rows in the order in which all calls lock theirs, also
+// those of former layouts: nobody changes the layout while it has them.
 //
 // Locks: the rows. Predicate reads: those, and the index pages at which the names begin.
 //
@@ -25,11 +26,11 @@ func (n names) resetKey() string {
 		` b WHERE b.name > n.name ORDER BY b.name LIMIT 1) FROM names n WHERE n.name IS NOT NULL
 ), held AS MATERIALIZED (
 	SELECT b.name, b.shard FROM names n JOIN ` + n.balance +
-		` b ON b.name = n.name AND b.key = $1::text AND b.shard >= 0 AND b.value > '-Infinity'
+		` b ON b.name = n.name AND b.key = $1::text AND b.shard >= 0
 	ORDER BY ` + isShadow(`b.name`) + `, b.name, b.shard FOR NO KEY UPDATE OF b
 )
 UPDATE ` + n.balance + ` b SET value = $2::float8, ts = coalesce($3::timestamptz, clock_timestamp())
-FROM held WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard
+FROM held WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard AND b.value > '-Infinity'
 RETURNING true`
 }
 
@@ -43,10 +44,10 @@ func (n names) resetKeyHere() string {
 	SELECT coalesce($3::timestamptz, clock_timestamp()) AS now
 ), held AS MATERIALIZED (
 	SELECT name, shard FROM ` + n.balance +
-		` WHERE key = $1::text AND shard >= 0 AND value > '-Infinity'
+		` WHERE key = $1::text AND shard >= 0
 	ORDER BY ` + isShadow(`name`) + `, name, shard FOR NO KEY UPDATE
 )
 UPDATE ` + n.balance + ` b SET value = $2::float8, ts = c.now
-FROM held, c WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard
+FROM held, c WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard AND b.value > '-Infinity'
 RETURNING true`
 }

@@ -631,22 +631,22 @@ WITH RECURSIVE names (name) AS (
 	UNION ALL
 	SELECT (SELECT b.name FROM "public".weir_balance b WHERE b.name > n.name ORDER BY b.name LIMIT 1) FROM names n WHERE n.name IS NOT NULL
 ), held AS MATERIALIZED (
-	SELECT b.name, b.shard FROM names n JOIN "public".weir_balance b ON b.name = n.name AND b.key = $1::text AND b.shard >= 0 AND b.value > '-Infinity'
+	SELECT b.name, b.shard FROM names n JOIN "public".weir_balance b ON b.name = n.name AND b.key = $1::text AND b.shard >= 0
 	ORDER BY pg_catalog.right(b.name, 9) = ' (shadow)', b.name, b.shard FOR NO KEY UPDATE OF b
 )
 UPDATE "public".weir_balance b SET value = $2::float8, ts = coalesce($3::timestamptz, clock_timestamp())
-FROM held WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard
+FROM held WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard AND b.value > '-Infinity'
 RETURNING true;
 
 -- resetKeyHere: resetKey, Portable
 WITH c AS MATERIALIZED (
 	SELECT coalesce($3::timestamptz, clock_timestamp()) AS now
 ), held AS MATERIALIZED (
-	SELECT name, shard FROM "public".weir_balance WHERE key = $1::text AND shard >= 0 AND value > '-Infinity'
+	SELECT name, shard FROM "public".weir_balance WHERE key = $1::text AND shard >= 0
 	ORDER BY pg_catalog.right(name, 9) = ' (shadow)', name, shard FOR NO KEY UPDATE
 )
 UPDATE "public".weir_balance b SET value = $2::float8, ts = c.now
-FROM held, c WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard
+FROM held, c WHERE b.name = held.name AND b.key = $1::text AND b.shard = held.shard AND b.value > '-Infinity'
 RETURNING true;
 
 -- resumeClosed: ends their pause early
