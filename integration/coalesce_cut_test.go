@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"sync/atomic"
@@ -80,4 +81,30 @@ func TestACallWhoseLookIsCutOffIsAnsweredOnce(t *testing.T) {
 		c.Close()
 		wantLeft(t, rig.Limiter(t, cfg).Autocommit(pool), limit.For("k"), 0)
 	})
+}
+
+// Nor is it unknown what has become of a call of shards, if only its look is cut off.
+func TestACallOfShardsWhoseLookIsCutOffIsNotUnknown(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, rig.Most(3))
+	var armed atomic.Bool
+	away := rig.Beside(t, pool, func(cfg *pgxpool.Config) {
+		cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+		dial := cfg.ConnConfig.DialFunc
+		cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			return &rowConn{Conn: conn, armed: &armed}, err
+		}
+	})
+	key := ratelimit.MustDefine("cut", ratelimit.FixedWindow{Rate: 100, Period: rig.Century}, ratelimit.Shards(2)).For("k")
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{}), away)
+	takeOK(t, first(c.RateLimit(t.Context(), key)))
+	takeOK(t, first(rig.Limiter(t, ratelimit.Config{}).Autocommit(pool).RateLimit(t.Context(), key.Count(99))))
+	armed.Store(true)
+	if res, err := c.RateLimit(t.Context(), key); res.OK || errors.Is(err, ratelimit.ErrOutcomeUnknown) {
+		t.Errorf("%+v, %v", res, err)
+	}
+	if armed.Load() {
+		t.Error("nothing was cut off")
+	}
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/weir-go/weir/internal/test/pgtest"
 	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
@@ -140,4 +142,25 @@ func TestNoCallFailsBeforeItsTimeIsOver(t *testing.T) {
 			return
 		}
 	}
+}
+
+// The shadows of a call have what is left of its time.
+func TestACallWithShadowsHasOneTimeout(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	rule := ratelimit.TokenBucket{Rate: 100, Period: 10 * time.Second}
+	all := []ratelimit.Request{ratelimit.MustDefine("enforced", rule).For("k")}
+	for i := range 20 {
+		all = append(all, ratelimit.MustDefine(fmt.Sprint("shadow", i), rule, ratelimit.Shadow()).For("k"))
+	}
+	tx := rig.Begin(t, pool, pgx.ReadCommitted)
+	takeOK(t, first(rig.Limiter(t, ratelimit.Config{}).RateLimit(t.Context(), tx, all[1:]...)))
+	const timeout = time.Second
+	c := rig.Coalesce(t, rig.Limiter(t, ratelimit.Config{Timeout: timeout}), pool)
+	began := time.Now()
+	takeOK(t, first(c.RateLimit(context.Background(), all...)))
+	if took := time.Since(began); took > 10*timeout { // with a timeout for each shadow it would be 20
+		t.Errorf("it took %v", took)
+	}
+	rollback(t, tx)
 }

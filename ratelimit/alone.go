@@ -30,7 +30,7 @@ func (p *scheme) decideAlone() {
 				w.trips, w.together = w.trips+trips, 1
 				wanted := func() bool { return w.state.Load() == taken && !c.ended.Load() }
 				for tries := 0; tries == 0 || c.l.stuck(w.err) && w.state.Load() == taken; tries++ {
-					w.err = c.single(tries, wanted, func(ctx context.Context, x executor) error {
+					w.err = c.single(tries, true, wanted, func(ctx context.Context, x executor) error {
 						res, err := c.l.rateLimit(ctx, x.counting(&w.trips), w.calls)
 						w.res = &res
 						return err
@@ -47,26 +47,26 @@ func (p *scheme) decideAlone() {
 // verbs take turns, so that held rows leave the connections to other calls. Most tries wait hardly
 // at all for a row, so that the turns of others come soon.
 //
-// Verbs with wanted may be many, one for each row. They stand in a queue of their own, so that they
-// do not hold up the sums of calls for limits with shards. If a verb is no longer wanted when its
-// turn comes, it fails with ErrClosed.
+// A verb of a crowd may be one of many, one for each row. They stand in a queue of their own, so
+// that they do not hold up the sums of calls for limits with shards. If a verb is no longer wanted
+// when its turn comes, it fails with ErrClosed.
 func (c *Coalesced) single(
-	tries int, wanted func() bool, verb func(context.Context, executor) error,
+	tries int, ofCrowd bool, wanted func() bool, verb func(context.Context, executor) error,
 ) error {
 	if tries > 0 {
 		time.Sleep(mostPause)
 		c.again.Lock()
 		defer c.again.Unlock()
 	}
-	if wanted != nil {
+	if ofCrowd {
 		c.crowd <- struct{}{}
 		defer func() { <-c.crowd }()
-		if !wanted() {
-			return errClosedCoalesced
-		}
 	}
 	c.singly <- struct{}{}
 	defer func() { <-c.singly }()
+	if !wanted() {
+		return errClosedCoalesced
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), tripTime)
 	defer cancel()
 	wait := 2 * inLine
@@ -95,8 +95,21 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 		w.trips, w.together = w.trips+*trips, together
 		c.answer(w)
 	}
+	waits := func(w *waiter) bool { return w.state.Load() == taken }
+	wanted := func() bool { return !c.ended.Load() && slices.ContainsFunc(group, waits) }
 	var seen []*spread.Whole
 	for most, many := all.Capacity, len(group); len(group) > 1; {
+		group = slices.DeleteFunc(group, func(w *waiter) bool {
+			if waits(w) {
+				return false
+			}
+			w.err = errClosedCoalesced // its caller does not see it
+			c.answer(w)
+			return true
+		})
+		if len(group) == 0 {
+			break
+		}
 		looked := seen != nil // just before: the tokens of the first call were there
 		seen = nil
 		n := 0
@@ -108,7 +121,7 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 			all.Count += one
 		}
 		var res Result
-		err := c.single(0, nil, func(ctx context.Context, x executor) (err error) {
+		err := c.single(0, false, wanted, func(ctx context.Context, x executor) (err error) {
 			res, err = c.l.rateLimit(ctx, x.counting(trips), []call{all})
 			return err
 		})
@@ -137,7 +150,7 @@ func (c *Coalesced) sum(group []*waiter, trips *int) []*waiter {
 			group, many = group[n:], len(group)
 			continue
 		}
-		err = c.single(0, nil, func(ctx context.Context, x executor) (err error) {
+		err = c.single(0, false, wanted, func(ctx context.Context, x executor) (err error) {
 			seen, err = c.l.see(ctx, x.counting(trips), []call{all})
 			return err
 		})

@@ -163,7 +163,9 @@ func roundTrip(
 // committed handles the error of statements that were sent together with their COMMIT. Unless
 // Postgres answered that they were rolled back, or they only read, they may have been committed.
 func committed(err error, statements []*statement) error {
-	writes := func(s *statement) bool { return s.many != nil || !s.looks && s.look == nil }
+	writes := func(s *statement) bool {
+		return s.once != nil || s.many != nil || s.c != nil && !s.looks && s.look == nil
+	}
 	if err == nil || isRolledBack(err) || !slices.ContainsFunc(statements, writes) {
 		return err
 	}

@@ -40,7 +40,7 @@ type Coalesced struct {
 	crowd   chan struct{} // a semaphore: how many of the calls that may be many wait for singly
 	again   sync.Mutex    // held while a verb that has failed is tried again: see single
 	mu      sync.RWMutex  // held for reading to add a call, for writing by Close
-	closed  bool
+	closed  atomic.Bool
 	running sync.WaitGroup // calls that are not decided yet, and goroutines
 }
 
@@ -141,13 +141,24 @@ func (c *Coalesced) RateLimit(ctx context.Context, requests ...Request) (Result,
 	case ctx.Err() != nil:
 		return o.told(Result{}, explain(ctx, ctx.Err(), "take", calls))
 	}
+	var began time.Time
+	if len(calls) > 1 { // there may be shadows, which have what is left of the time
+		began = time.Now()
+	}
 	return o.told(beside(calls, true, func(calls []call) (Result, error) {
-		return c.rateLimit(ctx, o, calls)
+		spent := time.Duration(0)
+		if !began.IsZero() {
+			spent = time.Since(began)
+		}
+		return c.rateLimit(ctx, o, calls, spent)
 	}))
 }
 
-func (c *Coalesced) rateLimit(ctx context.Context, o *observation, calls []call) (Result, error) {
-	if res, ok := c.l.recall(calls); ok {
+// rateLimit decides calls, spent after the caller has called.
+func (c *Coalesced) rateLimit(
+	ctx context.Context, o *observation, calls []call, spent time.Duration,
+) (Result, error) {
+	if res, ok := c.l.recall(calls); ok && !c.closed.Load() {
 		return res, nil
 	}
 	w := c.waiters.Get().(*waiter)
@@ -156,7 +167,7 @@ func (c *Coalesced) rateLimit(ctx context.Context, o *observation, calls []call)
 	if err := c.add(w); err != nil {
 		return Result{}, explain(ctx, err, "take", calls)
 	}
-	late := w.wait(ctx, c.l)
+	late := w.wait(ctx, c.l, spent)
 	if late != nil {
 		switch w.leave() {
 		case left:
@@ -197,7 +208,7 @@ func (c *Coalesced) Wait(ctx context.Context, requests ...Request) (Result, erro
 // given back by then stays taken.
 func (c *Coalesced) Close() {
 	c.mu.Lock()
-	c.closed = true
+	c.closed.Store(true)
 	c.mu.Unlock()
 	t := time.AfterFunc(tripTime, func() {
 		c.ended.Store(true)
@@ -218,7 +229,7 @@ var errClosedCoalesced = fmt.Errorf("%w: Close was called on the Coalesced", Err
 func (c *Coalesced) add(w *waiter) error {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	if c.closed {
+	if c.closed.Load() {
 		return errClosedCoalesced
 	}
 	if c.waiting.Add(1) > mostWaiting {

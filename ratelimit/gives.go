@@ -79,7 +79,7 @@ func (g *gives) run(at where.Row) {
 			rows[i] = some[i].change
 		}
 		back := joined(rows)
-		err := g.c.single(tries, wanted, func(ctx context.Context, x executor) error {
+		err := g.c.single(tries, true, wanted, func(ctx context.Context, x executor) error {
 			return g.c.l.giveBack(ctx, x, back)
 		})
 		if err == nil || errors.Is(err, ErrOutcomeUnknown) || !wanted() {

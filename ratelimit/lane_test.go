@@ -1,7 +1,9 @@
 package ratelimit
 
 import (
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,4 +29,28 @@ func TestCallsInABubbleLeaveNothingToOthers(t *testing.T) {
 	synctest.Test(t, call)
 	synctest.Test(t, call)
 	call(t)
+}
+
+// However many calls come while a batch gathers, it is soon decided.
+func TestALaneGathersForAMoment(t *testing.T) {
+	t.Parallel()
+	n, calls := &lane{}, make([]*waiter, mostTogether-1)
+	var came, gathered atomic.Int64
+	var others sync.WaitGroup
+	for range 8 { // so that some run whenever it lets others run
+		others.Go(func() {
+			for gathered.Load() == 0 && came.Load() < 1<<20 {
+				n.mu.Lock()
+				n.queue = calls[:came.Add(1)%int64(len(calls))]
+				n.mu.Unlock()
+				runtime.Gosched()
+			}
+		})
+	}
+	n.gather()
+	gathered.Store(1)
+	others.Wait()
+	if came.Load() >= 1<<20 {
+		t.Error("it has gathered for as long as calls came")
+	}
 }

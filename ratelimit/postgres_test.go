@@ -81,7 +81,7 @@ func TestALostNodeMayHaveCommitted(t *testing.T) {
 		if got := isRolledBack(err); got != tc.rolledBack {
 			t.Errorf("%s: rolled back: %v", tc.message, got)
 		}
-		for in, got := range map[string]error{"alone": committed(err, []*statement{{}}), "InTx": (&attempt{}).committed("InTx", err)} {
+		for in, got := range map[string]error{"alone": committed(err, []*statement{{c: new(call)}}), "InTx": (&attempt{}).committed("InTx", err)} {
 			if !errors.Is(got, err) || errors.Is(got, ErrOutcomeUnknown) == tc.rolledBack {
 				t.Errorf("%s: %s: %v", in, tc.message, got)
 			}

@@ -47,7 +47,10 @@ type scheme struct {
 // decide answers the calls of p.late.
 func (c *Coalesced) decide(p *scheme) {
 	defer p.release()
-	err := p.connect()
+	err := errClosedCoalesced
+	if !c.ended.Load() {
+		err = p.connect()
+	}
 	if err == nil && c.l.cfg.Citus {
 		p.readRanges()
 		p.ranges = c.l.ranges.known.Load()
