@@ -81,6 +81,11 @@ func TestAShadowDecidesAndNeverDenies(t *testing.T) {
 		if got := left(t, v, trial.For("alone")); got < 3 {
 			t.Errorf("given back, there are %v", got)
 		}
+		// Nor is it an error that it grants as much only at some times of the window.
+		seldom := ratelimit.MustDefine("seldom", ratelimit.FixedWindow{Rate: 10, Period: time.Minute}, ratelimit.Shadow())
+		if res, err := v.RateLimit(t.Context(), seldom.For("k").Count(15).Within(30*time.Second)); err != nil || !res.OK || res.Outcomes[0].OK {
+			t.Errorf("15 of 10: %+v, %v", res, err)
+		}
 		if _, err := v.RateLimit(t.Context(), trial.For("")); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("without a key: %v", err)
 		}

@@ -96,8 +96,11 @@ func flatten(calls [][]Request) (requests []Request, of []int, err error) {
 }
 
 // readOnly returns r without what settling and giving back need: the Results of the calls have
-// that.
+// that. A denial has taken nothing, and Err needs its calls.
 func (r Result) readOnly() Result {
+	if !r.OK {
+		return r
+	}
 	outcomes := slices.Clone(r.Outcomes)
 	for i := range outcomes {
 		outcomes[i].call, outcomes[i].took = nil, took{}

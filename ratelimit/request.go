@@ -230,7 +230,7 @@ func (c *call) checkCount() error {
 			Want: fmt.Sprintf("0 to %v: the capacity minus the count of %v", c.Capacity-n, n)}
 	case c.Within > 0 && !(c.Capacity-waits >= -c.Always(c.Within)):
 		return &InvalidError{Limit: c.Name, Field: "count", Value: waits,
-			never: !(c.Capacity-waits >= -c.Comes(c.Within)),
+			never: c.shadow || !(c.Capacity-waits >= -c.Comes(c.Within)),
 			Want: fmt.Sprintf("at most %v: the capacity of %v plus what flows in within any %v, or a longer Within",
 				c.Capacity+c.Always(c.Within), c.Capacity,
 				time.Duration(c.Within)*time.Microsecond)}

@@ -100,7 +100,7 @@ func (r Result) Err() error {
 	e := &DeniedError{Limit: r.Limit, Key: r.Key, At: r.At, RetryAt: r.RetryAt}
 	for _, o := range r.Outcomes {
 		if c := o.call; o.Limit == r.Limit && o.Key == r.Key && c != nil && c.Pausable() &&
-			o.Value-c.Count < -c.Debt {
+			o.Value-c.Count+c.Credited() < -c.Debt {
 			e.MaxReserved = c.Debt
 		}
 	}
