@@ -91,8 +91,9 @@ func (l *Limit) Used() ratelimit.Limit { return l.used }
 
 // RateLimit takes n tokens of the limit for a tenant, and what the other requests ask for, from all
 // of them or from none. Otherwise it is [ratelimit.Limiter.RateLimit], with its errors. A denial
-// may be for fairness. Then RetryAt is when the tenant would be granted if nobody else came. The
-// other requests must not ask for the same limit.
+// may be for fairness. Then RetryAt is when the tenant would be granted if nobody else came, and the
+// window went on: it may be granted sooner, as soon as the next window begins. The other requests
+// must not ask for the same limit.
 func (l *Limit) RateLimit(
 	ctx context.Context, by Limits, tenant Tenant, n float64, others ...ratelimit.Request,
 ) (ratelimit.Result, error) {
@@ -113,8 +114,9 @@ func (l *Limit) RateLimit(
 		l.learn(tenant.Key, &res)
 		// What is known of a tenant is of its last call. If it has used less by now, a window has
 		// begun since. That is not told by a comparison with the windows of others: a clock that
-		// was ahead for a moment has left some in the future.
-		if res.OK || again || l.leave(tenant, n) >= leave {
+		// was ahead for a moment has left some in the future. If it has used more, in another
+		// process, RetryAt is too early.
+		if res.OK || again || l.leave(tenant, n) == leave {
 			return res, nil
 		}
 	}

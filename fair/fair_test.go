@@ -328,3 +328,44 @@ func TestBadLimitsAndTenantsAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// A process that has not seen what a tenant has used in another one learns it with the denial, and
+// then says when the tenant is granted.
+func TestADenialKnowsWhatOtherProcessesHaveGranted(t *testing.T) {
+	t.Parallel()
+	for name, before := range map[string]int{"never seen": 0, "seen long ago": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := weirtest.NewClock(time.Unix(1_800_000_000, 0))
+			limits := &weirtest.Limiter{Clock: c}
+			rule := ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: ratelimit.Tokens(100)}
+			cfg := fair.Config{Window: time.Hour}
+			here, there := fair.MustDefine("model", rule, cfg), fair.MustDefine("model", rule, cfg)
+			take := func(l *fair.Limit, tenant string) ratelimit.Result {
+				t.Helper()
+				res, err := l.RateLimit(t.Context(), limits, fair.Tenant{Key: tenant}, 8)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return res
+			}
+			for range before {
+				take(here, "acme")
+			}
+			for range 12 {
+				take(there, "acme")
+			}
+			for range 20 {
+				take(there, "another")
+			}
+			denied := take(here, "acme")
+			if denied.OK {
+				t.Fatalf("%+v, want a denial", denied)
+			}
+			c.Set(denied.RetryAt)
+			if res := take(here, "acme"); !res.OK {
+				t.Errorf("denied until %v, and then until %v", denied.RetryAt, res.RetryAt)
+			}
+		})
+	}
+}
