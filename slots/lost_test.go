@@ -262,6 +262,35 @@ func TestWhatIsHeldWhenClosesContextEndsIsLostHereAndStaysThere(t *testing.T) {
 	release(t, try(t, other, one.For("k")))
 }
 
+// Who calls Close once more, and does not wait for long, ends nothing of what the first one waits for.
+func TestASecondCloseOnlyWaits(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t)
+	s := open(t, pool, slots.Config{})
+	h := try(t, s, slots.MustDefine("one", 1).For("k"))
+	closed := make(chan error)
+	go func() { closed <- s.Close(t.Context()) }()
+	until(t, "it is closed", func() bool {
+		_, err := s.TryAcquire(t.Context(), slots.MustDefine("one", 1).For("other"))
+		return errors.Is(err, slots.ErrClosed)
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Close(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if err := h.Err(); err != nil {
+		t.Errorf("the second Close has ended what is held: %v", err)
+	}
+	release(t, h)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestSlotsOutliveTheirServerIfItComesBackInTime(t *testing.T) {
 	t.Parallel()
 	if os.Getenv("DATABASE_URL") != "" {

@@ -168,7 +168,8 @@ func (s *Slots) Held(ctx context.Context, request Request) (n int, err error) {
 // as the work may not have ended. A second Close only waits.
 func (s *Slots) Close(ctx context.Context) error {
 	s.mu.Lock()
-	if !s.closed {
+	again := s.closed
+	if !again {
 		s.closed = true
 		close(s.closing)
 	}
@@ -188,6 +189,9 @@ func (s *Slots) Close(ctx context.Context) error {
 		case <-ctx.Done():
 			err = fmt.Errorf("slots: close: %w", ctx.Err())
 		}
+	}
+	if again && err != nil {
+		return err
 	}
 	s.mu.Lock()
 	s.stopped = true
