@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -85,7 +86,7 @@ type Tenant struct {
 // A tenant's jobs have their turns in the order of priority, scheduled_at and id: see
 // [Line.Patience]. A ScheduledAt in opts counts as the job's scheduled_at, and its turn does not
 // come before that. Everything else in opts is passed on to River. If opts make the job unique and
-// it exists already, it is not queued again.
+// it exists already, it is not queued again. ByPeriod is refused: River would reckon by the year 2200.
 //
 // Until its turn comes, the job is scheduled for the year 2200, so that no River client starts it.
 // If somebody makes it available earlier, by hand for example, a configured client puts it back and
@@ -173,11 +174,8 @@ func (s *Scheduler) waits(
 	if p.Args == nil {
 		return none, nil, errNoArgs
 	}
-	if s.misused != nil {
-		return none, nil, s.misused
-	}
 	seat, err := s.lines.Seat(fairline.Tenant(p.Tenant), p.Requests)
-	if err != nil {
+	if err = cmp.Or(s.misused, err, fairline.NoPeriod(p.Args, p.InsertOpts)); err != nil {
 		return none, nil, err
 	}
 	t := ticket.Ticket{Version: ticket.Version, Seat: seat}

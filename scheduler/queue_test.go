@@ -142,6 +142,14 @@ func TestWhatCannotBeQueuedIsRefused(t *testing.T) {
 			t.Errorf("%s: %v, want an error that says %q", name, err, c.want)
 		}
 	}
+	err := f.limiter.InTx(t.Context(), f.pool, func(ctx context.Context, tx pgx.Tx) error {
+		opts := &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByPeriod: time.Hour}}
+		_, err := f.jobs.QueueTx(ctx, tx, sendArgs{1}, opts, a, limit.Global())
+		return err
+	})
+	if err == nil || !strings.Contains(err.Error(), "ByPeriod") {
+		t.Errorf("ByPeriod: %v, want an error that says so", err)
+	}
 	f.want(t, limit.Global(), 10, 0)
 }
 

@@ -113,7 +113,8 @@ type Inserted struct {
 //   - If it is denied, nothing is taken and no job is inserted. That is not an error: see
 //     [ratelimit.Result.Err].
 //   - If opts make the job unique and it exists already, nothing is taken.
-//     Job.UniqueSkippedAsDuplicate is true, and Job.Job is the existing job.
+//     Job.UniqueSkippedAsDuplicate is true, and Job.Job is the existing job. With ByPeriod, River
+//     reckons by the time for which the job is scheduled, before v0.48 by that of the insert.
 //
 // opts may be nil. Everything in it is passed on to River. Later attempts of the job take again:
 // see [JobArgsWithPays]. To settle what the job used, see [Jobs.SettleTx] and [ReservationOf].

@@ -17,11 +17,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
 
 	"github.com/weir-go/weir/internal/jobs/riverjob"
 	"github.com/weir-go/weir/internal/jobs/ticket"
@@ -140,6 +142,23 @@ func (l *line) level(priority int, waited time.Duration) int {
 // place is where a job stands among those of its tenant, as an instant.
 func (l *line) place(priority int, due time.Time) time.Time {
 	return due.Add(time.Duration(priority-1) * l.Patience)
+}
+
+// NoPeriod refuses UniqueOpts.ByPeriod. River reckons by the time for which the job is scheduled: as
+// that is the same for all that wait, those of later periods would be duplicates.
+func NoPeriod(args river.JobArgs, opts *river.InsertOpts) error {
+	var unique river.UniqueOpts
+	if opts != nil {
+		unique = opts.UniqueOpts
+	}
+	if a, ok := args.(river.JobArgsWithInsertOpts); ok && reflect.ValueOf(unique).IsZero() {
+		unique = a.InsertOpts().UniqueOpts
+	}
+	if unique.ByPeriod != 0 {
+		return errors.New("scheduler: a queued job with UniqueOpts.ByPeriod: it has no time until its turn comes; " +
+			"put the period into the job's arguments, and use ByArgs")
+	}
+	return nil
 }
 
 // Seat checks what a job is to take at its turn.
