@@ -118,13 +118,13 @@ func (a Ask) Unless(skip func(ctx context.Context, call *Call) bool) Ask {
 // for all of a service. If a name has another form, every call is refused with Internal, because a
 // misspelt name would limit nothing.
 func (a Ask) Only(procedures ...string) Ask {
-	wrong := ""
+	wrong, bad := "", len(procedures) == 0
 	exact, services := map[string]bool{}, map[string]bool{}
 	for _, p := range procedures {
 		service, method, ok := cut(p)
 		switch {
 		case !ok:
-			wrong = p
+			wrong, bad = p, true
 		case method == "":
 			services[service] = true
 		default:
@@ -132,7 +132,7 @@ func (a Ask) Only(procedures ...string) Ask {
 		}
 	}
 	return func(ctx context.Context, call *Call) ([]ratelimit.Request, error) {
-		if wrong != "" || len(procedures) == 0 {
+		if bad {
 			return nil, &ratelimit.InvalidError{Field: "procedure of Only", Value: wrong,
 				Want: `"/package.Service/Method", or "/package.Service/" for all of a service`}
 		}

@@ -114,6 +114,7 @@ func TestEveryEndHasItsStatus(t *testing.T) {
 		"NilKey":       {asks: []rpclimit.Ask{rpclimit.By(perUser, nil)}, want: code.Code_INTERNAL, logged: "ERROR"},
 		"NoAsks":       {asks: []rpclimit.Ask{}, want: code.Code_INTERNAL, logged: "ERROR"},
 		"NoProcedures": {asks: []rpclimit.Ask{rpclimit.Global(perUser).Only()}, want: code.Code_INTERNAL, logged: "ERROR"},
+		"Empty":        {asks: []rpclimit.Ask{rpclimit.Global(perUser).Only("a.B/C", "")}, want: code.Code_INTERNAL, logged: "ERROR"},
 		"NoSlash":      {asks: []rpclimit.Ask{rpclimit.Global(perUser).Only("/a.B/", "a.B/C")}, want: code.Code_INTERNAL, logged: "ERROR"},
 		"NoService":    {asks: []rpclimit.Ask{rpclimit.Global(perUser).Only("//C")}, want: code.Code_INTERNAL, logged: "ERROR"},
 		"TooDeep":      {asks: []rpclimit.Ask{rpclimit.Global(perUser).Only("/a.B/C/D")}, want: code.Code_INTERNAL, logged: "ERROR"},
