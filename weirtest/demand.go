@@ -59,7 +59,7 @@ func (l *Limiter) onDemand(res *ratelimit.Result) (denied bool) {
 func countless(requests []ratelimit.Request) []ratelimit.Request {
 	bare := make([]ratelimit.Request, len(requests))
 	for i, r := range requests {
-		bare[i] = r.Count(0)
+		bare[i] = r.Count(0).Leave(0)
 	}
 	return bare
 }

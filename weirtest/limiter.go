@@ -190,7 +190,7 @@ func (l *Limiter) Value(
 ) (s ratelimit.State, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_, states, err := l.foretell(ctx, []ratelimit.Request{request.Count(0)})
+	_, states, err := l.foretell(ctx, countless([]ratelimit.Request{request}))
 	if err == nil {
 		s = states[0]
 	}
@@ -204,7 +204,8 @@ func (l *Limiter) decide(
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	res, states, err := l.foretell(ctx, requests)
-	if err == nil && l.onDemand(&res) {
+	onDemand := err == nil && l.onDemand(&res)
+	if onDemand {
 		var still []ratelimit.State
 		_, still, err = l.foretell(ctx, countless(requests)) // as nothing is taken
 		for i := range still {
@@ -231,6 +232,9 @@ func (l *Limiter) decide(
 		}
 		l.taken[&res.Outcomes[0]] = taken{slices.Clone(requests), slices.Clone(res.Outcomes), left}
 	}
+	if err == nil && take && !res.OK && !onDemand {
+		l.lower(requests, res.Outcomes)
+	}
 	if !take && res.OK {
 		res = untaken(res)
 	}
@@ -238,6 +242,17 @@ func (l *Limiter) decide(
 		l.calls, Call{Verb: verb, Requests: slices.Clone(requests), Result: res, Err: err},
 	)
 	return res, err
+}
+
+// lower does what takes do that are given back because another limit denies the call: a balance of
+// more than the rule's capacity is lowered to that.
+func (l *Limiter) lower(requests []ratelimit.Request, outcomes []ratelimit.Outcome) {
+	for i, r := range requests {
+		if row, o := l.rows[of(r)], outcomes[i]; row.Exists && o.OK && !o.Shadow {
+			a := ruleOf(o)
+			l.put(of(r), algebra.Row{Balance: a.At(row.Balance, l.now().UnixMicro()), By: *a})
+		}
+	}
 }
 
 // untaken returns the Result of a check, which has taken nothing: it has no Reservation, as that of
@@ -280,14 +295,17 @@ func (l *Limiter) change(
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	bare := countless(requests)
-	_, _, err := l.foretell(ctx, bare)
+	_, _, err := l.foretell(ctx, bare[:min(1, len(bare))])
+	rules := make([]*algebra.Rule, len(bare))
 	for i := 0; i < len(bare) && err == nil; i++ {
 		var res ratelimit.Result
-		// alone, as others may deny what is asked of shadows
+		// alone, as others may deny what is asked of shadows, and options do not matter
 		if res, _, err = l.tell(bare[i : i+1]); err == nil {
-			l.put(of(bare[i]),
-				to(ruleOf(res.Outcomes[0]), l.rows[of(bare[i])], l.now().UnixMicro()))
+			rules[i] = ruleOf(res.Outcomes[0])
 		}
+	}
+	for i := 0; i < len(bare) && err == nil; i++ {
+		l.put(of(bare[i]), to(rules[i], l.rows[of(bare[i])], l.now().UnixMicro()))
 	}
 	l.calls = append(l.calls, Call{Verb: verb, Requests: slices.Clone(requests), Err: err})
 	return err

@@ -43,6 +43,18 @@ func TestTheFakeKeepsWhatARowKeeps(t *testing.T) {
 	add(func(s script) (ratelimit.Request, []error) {
 		return s.k.Rule(large), []error{s.Resume(ctx, s.k)}
 	})
+	add(func(s script) (ratelimit.Request, []error) { // lowered, although another limit denies the call
+		other := s.k.Limit().For("other").Rule(small)
+		take(s, s.k.Rule(large))
+		take(s, other.Count(10))
+		_, err := s.RateLimit(ctx, s.k, other)
+		return s.k.Rule(large), []error{err}
+	})
+	add(func(s script) (ratelimit.Request, []error) { // options do not matter
+		take(s, s.k.Rule(large))
+		return s.k.Rule(large).Leave(3), []error{s.Pause(ctx, time.Second, s.k, s.k.OrReserve()),
+			s.Resume(ctx, s.k.Leave(20)), s.ResetRateLimit(ctx, s.k.Leave(1), s.k)}
+	})
 	add(func(s script) (ratelimit.Request, []error) { // which changes no balance
 		take(s, s.k.Rule(large))
 		return s.k.Rule(large), []error{s.Resume(ctx, s.k),
