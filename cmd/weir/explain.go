@@ -74,7 +74,11 @@ func (s *session) explain(ctx context.Context, id int64, riverSchema string) err
 	if err != nil {
 		return err
 	}
-	job, err := client.JobGet(ctx, id)
+	var job *rivertype.JobRow
+	err = s.read(ctx, func(tx pgx.Tx) (err error) {
+		job, err = client.JobGetTx(ctx, tx, id)
+		return err
+	})
 	if errors.Is(err, rivertype.ErrNotFound) {
 		return fmt.Errorf("there is no job %d: it is done and was deleted, or River's tables are in another schema: see --river-schema",
 			id)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -18,6 +19,9 @@ import (
 	"github.com/weir-go/weir/ratelimit"
 	"github.com/weir-go/weir/schema"
 )
+
+// timeout bounds each statement that only reads.
+const timeout = 10 * time.Second
 
 // session is a database that the command is about.
 type session struct {
@@ -35,11 +39,7 @@ func (e *env) open(ctx context.Context, fn func(ctx context.Context, s *session)
 	}
 	cfg, err := pgxpool.ParseConfig(text)
 	if err != nil || splitsPassword(text, cfg) {
-		// No part of the text, nor of pgx's error: a password may be anywhere in it.
-		return usagef("%s", "the connection string in --database or DATABASE_URL, or a setting in "+
-			"a PG variable, is invalid: want a URL, or key=value pairs. In a URL, percent-encode "+
-			"special characters of the password: %40 is @, %2F is /, %23 is #, %3F is ? and %25 is "+
-			"%. In pairs, write 'quotes' around a password with spaces")
+		return errText()
 	}
 	cfg.MaxConns = 2
 	// Nothing is prepared, so that a pooler in transaction mode will do.
@@ -62,6 +62,15 @@ func (e *env) open(ctx context.Context, fn func(ctx context.Context, s *session)
 	return explain(fn(ctx, s))
 }
 
+// errText says that the connection string is invalid. It shows no part of the text, nor of another
+// error: a password may be anywhere in it.
+func errText() error {
+	return usagef("%s", "the connection string in --database or DATABASE_URL, or a setting in "+
+		"a PG variable, is invalid: want a URL, or key=value pairs. In a URL, percent-encode "+
+		"special characters of the password: %40 is @, %2F is /, %23 is #, %3F is ? and %25 is "+
+		"%. In pairs, write 'quotes' around a password with spaces")
+}
+
 // splitsPassword reports whether a part of the password was probably read as something else, which
 // errors may show: in a URL a bare /, ? or # ends the host, and in pairs a space ends a value.
 func splitsPassword(text string, cfg *pgxpool.Config) bool {
@@ -71,12 +80,12 @@ func splitsPassword(text string, cfg *pgxpool.Config) bool {
 		return true
 	}
 	for name, value := range cfg.ConnConfig.RuntimeParams {
-		if strings.ContainsAny(name, "@ \t\n") ||
-			isURL && u.User == nil && strings.Contains(value, "@") { // after a bare ? and =
+		if strings.ContainsAny(name, "@ \t\n") || // after a bare ? and =
+			isURL && (u.User == nil || u.Path == "") && strings.Contains(value, "@") {
 			return true
 		}
 	}
-	return false
+	return strings.LastIndexByte(cfg.ConnConfig.Host, '@') > 0
 }
 
 // with is open for commands that need the tables.
@@ -85,7 +94,9 @@ func (e *env) with(ctx context.Context, fn func(ctx context.Context, s *session)
 		if s.schema == "" {
 			return s.notMigrated(ctx)
 		}
-		if err := schema.Check(ctx, s.pool, schema.In(s.schema)); err != nil {
+		brief, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		if err := schema.Check(brief, s.pool, schema.In(s.schema)); err != nil {
 			return err
 		}
 		return fn(ctx, s)
@@ -108,6 +119,10 @@ func (s *session) find(ctx context.Context) error {
 	})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
+	}
+	var unknown *pgconn.PgError
+	if errors.As(err, &unknown) && unknown.Code == "42704" { // a setting
+		return errText()
 	}
 	var refused *pgconn.ConnectError
 	if errors.As(err, &refused) {
@@ -138,7 +153,8 @@ func (s *session) notMigrated(ctx context.Context) error {
 func (s *session) read(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted,
 		AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SET LOCAL statement_timeout = '10s'`); err != nil {
+		if _, err := tx.Exec(ctx, `SET LOCAL statement_timeout = `+
+			strconv.FormatInt(timeout.Milliseconds(), 10)); err != nil {
 			return err
 		}
 		return fn(tx)
