@@ -30,8 +30,9 @@ const (
 	// The policy's name is that of the limit, of which bytes other than printable ASCII, and %, are
 	// written as %XX; q is the capacity and w the seconds of a window, or those in which an empty
 	// bucket fills. Remaining are r whole tokens, and t is the seconds until the window ends, until
-	// the bucket has the next whole token, or until the limit would grant what it has denied. There
-	// is no t for a full bucket. In a call that another limit has denied, there is none for a limit
+	// the bucket has the next whole token, or until the limit would grant what it has denied. For a
+	// limit with shards the next token may come later, as full shards gain none. There is no t for a
+	// full bucket. In a call that another limit has denied, there is none for a limit
 	// that would have granted. So Retry-After is never earlier than any t.
 	//
 	// Several limits of one call are a list, and several Guards add to it.

@@ -37,7 +37,8 @@ type Guard struct {
 	// change. The header fields are set by then.
 	Refuse func(w http.ResponseWriter, r *http.Request, refusal Refusal)
 
-	// Logger gets every request that is refused with 400, 500 or 503. Default: [slog.Default].
+	// Logger gets every request that is refused with 400, 500 or 503, unless that is because the
+	// client has gone. Default: [slog.Default].
 	Logger *slog.Logger
 }
 
@@ -169,8 +170,8 @@ func (g *Guard) refuse(w http.ResponseWriter, r *http.Request, refusal Refusal) 
 func (g *Guard) log(r *http.Request, refusal Refusal) {
 	level := slog.LevelError
 	switch {
-	case refusal.Status == http.StatusForbidden, errors.Is(r.Context().Err(), context.Canceled):
-		// the client's doing
+	case refusal.Status == http.StatusForbidden, errors.Is(refusal.Err, context.Canceled) &&
+		errors.Is(r.Context().Err(), context.Canceled): // the client's doing
 		return
 	case refusal.Status == http.StatusBadRequest:
 		level = slog.LevelWarn

@@ -126,7 +126,8 @@ func (l *Lockout) escalate(
 
 // Succeeded records that the attempt was right, in the transaction that writes what follows from
 // it, such as a session. The failures of the account are forgiven, or those of the device if the
-// attempt came with a token. A lock that they have caused since the charge is lifted. The address
+// attempt came with a token. A lock that they have caused since the charge is lifted; in other
+// processes, a limiter with Config.RememberDenials may deny until its end all the same. The address
 // gets only this attempt back, or nothing if it was locked meanwhile. Past lockouts stay
 // remembered, except one that this attempt has caused.
 //

@@ -46,8 +46,8 @@
 // crash loses:
 //
 //   - [Limiter.RateLimit], in a transaction: exact, and rolls back with your writes.
-//   - [Limiter.Autocommit] and [Limiter.Coalesce], without one: exact, one round trip. Concurrent
-//     calls of Coalesce share round trips.
+//   - [Limiter.Autocommit] and [Limiter.Coalesce], without one: exact, one round trip, or two for
+//     several limits. Concurrent calls of Coalesce share round trips.
 //   - [Limiter.Lease], from memory: rarely a round trip. A call may be denied while other processes
 //     hold tokens, and a crash loses what the process holds: one block at most.
 //

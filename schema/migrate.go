@@ -15,8 +15,9 @@ type DB interface {
 }
 
 // Migrate brings the schema up to the newest version that this release knows, and does nothing if
-// it is there already. It is one READ COMMITTED transaction, whatever the connection's defaults
-// are: a call that fails leaves nothing behind.
+// it is there already. It is one READ COMMITTED transaction, whatever level is the connection's
+// default: a call that fails leaves nothing behind. With default_transaction_read_only it fails if
+// there is something to do.
 //
 // Any number of processes may call it at once, so you can call it at the start of a program: one
 // migrates, the others wait and find nothing left to do. Cancelling ctx ends the wait.
