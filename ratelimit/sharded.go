@@ -51,10 +51,6 @@ func (l *Limiter) decide(
 	if err != nil {
 		return Result{}, err
 	}
-	rounds := rounds
-	if !slices.ContainsFunc(calls, func(c call) bool { return c.Pausable() }) {
-		rounds = briefRounds
-	}
 	changes := 0
 	for round := 1; ; round++ {
 		if seen != nil {
@@ -121,11 +117,6 @@ func (l *Limiter) decide(
 		}
 	}
 }
-
-// briefRounds is rounds for calls that may not wait. What the second take has lost others have, and a
-// third would mostly lose it, too: callers of one to a hundred tokens are denied in half of the time,
-// and get as many (BenchmarkHotScarce, mixed). Of calls that may wait, more would run again.
-const briefRounds = 2
 
 // mostChanges is how many changes of the number of shards a call may meet, each just before a TAKE.
 const mostChanges = 10
