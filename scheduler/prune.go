@@ -40,7 +40,7 @@ func PruneEvery(d time.Duration) *river.PeriodicJob {
 }
 
 // PruneWorker deletes idle rows in batches. It pauses between them for three quarters of the time,
-// unless PruneConfig.Share says otherwise, and has no timeout. A client that stops interrupts it
+// unless PruneConfig.Share says otherwise, for a day at most. A client that stops interrupts it
 // between two batches, and the job then starts again from the beginning.
 type PruneWorker struct {
 	river.WorkerDefaults[PruneArgs]
@@ -56,8 +56,8 @@ func NewPruneWorker(
 	return &PruneWorker{limiter: limiter, pool: pool, cfg: cfg}
 }
 
-// Timeout says that the job has no timeout.
-func (*PruneWorker) Timeout(*river.Job[PruneArgs]) time.Duration { return -1 }
+// Timeout is a day. River never rescues a job without one from a process that was killed.
+func (*PruneWorker) Timeout(*river.Job[PruneArgs]) time.Duration { return 24 * time.Hour }
 
 // Work prunes, and logs what it has deleted to [slog.Default].
 func (w *PruneWorker) Work(ctx context.Context, _ *river.Job[PruneArgs]) error {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/ratelimit"
@@ -55,4 +56,27 @@ func TestThePeriodicJobPrunes(t *testing.T) {
 		t.Errorf("beside job %d (skipped: %v) there is job %d, %v", first.Job.ID,
 			first.UniqueSkippedAsDuplicate, second.Job.ID, err)
 	}
+}
+
+// Pruning goes on after a process was killed that pruned.
+func TestAPruneJobOfAKilledProcessIsRescued(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, scheduler.Config{})
+	only, err := river.NewClient(riverpgxv5.New(f.pool), &river.Config{Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	job, err := only.Insert(t.Context(), scheduler.PruneArgs{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const killed = `UPDATE river_job SET state = 'running', attempt = 1, attempted_at = now() - interval '2 days', attempted_by = '{gone}'`
+	if _, err := f.pool.Exec(t.Context(), killed); err != nil {
+		t.Fatal(err)
+	}
+	newJournal(f).client(t, nil, func(cfg *river.Config) {
+		river.AddWorker(cfg.Workers, scheduler.NewPruneWorker(f.limiter, f.pool, ratelimit.PruneConfig{Share: 1}))
+		cfg.JobTimeout, cfg.RescueStuckJobsAfter = time.Second, time.Second
+	})
+	eventually(t, "it is rescued", func() bool { return f.job(t, job.Job.ID).State != "running" })
 }
