@@ -63,8 +63,9 @@ func (w *limited[T]) Work(ctx context.Context, job *river.Job[T]) error {
 	return w.Worker.Work(ctx, job)
 }
 
-// ofRow are the requests of another job of the kind: none if its arguments cannot be read, or if
-// requests panics for it. Then its own attempt tells what is wrong, and River recovers there.
+// ofRow are the requests of another job of the kind, for its next attempt: none if its arguments
+// cannot be read, or if requests panics for it. Then that attempt tells what is wrong, and River
+// recovers there.
 func ofRow[T river.JobArgs, R any](
 	requests func(job *river.Job[T]) []R,
 ) func(*rivertype.JobRow) []R {
@@ -74,7 +75,9 @@ func ofRow[T river.JobArgs, R any](
 				all = nil
 			}
 		}()
-		job := &river.Job[T]{JobRow: row}
+		next := *row
+		next.Attempt++
+		job := &river.Job[T]{JobRow: &next}
 		if err := json.Unmarshal(row.EncodedArgs, &job.Args); err != nil {
 			return nil
 		}

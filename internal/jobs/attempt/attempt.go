@@ -359,6 +359,13 @@ func (a *Attempts) clearFor(
 ) {
 	queue, kind := job.Queue, job.Kind
 	a.beside(queue+" "+kind+" slots", riverjob.RoundEvery, func(ctx context.Context) error {
+		row, err := a.stored(ctx, job)
+		if err != nil {
+			return err
+		}
+		if own, err := one(of(row)); err != nil || own.Place != want.Place {
+			return nil
+		}
 		return a.EachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) error {
 			var waiting []*rivertype.JobRow
 			for _, j := range jobs {

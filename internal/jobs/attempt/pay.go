@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
@@ -54,7 +55,7 @@ func Take(
 		return v.unstarted(ctx, time.Second)
 	}
 	if !v.res.OK || !v.res.RunAt.IsZero() {
-		v.at.clear(v.job, of)
+		v.at.clear(v.job, rs, of)
 	}
 	if !v.res.OK { // beyond MaxReserved
 		v.usedUp(&v.Ticket, v.used) // its tokens came: by their time, rounds would bring it forward
@@ -183,6 +184,16 @@ func (a *Attempts) along(job *rivertype.JobRow, of ticket.Row) {
 	})
 }
 
+// stored returns the row of a job as it is read for the backlog. Hooks may store arguments in another
+// form than that in which an attempt gets them, encrypted say: then others ask for something else.
+func (a *Attempts) stored(ctx context.Context, job *rivertype.JobRow) (*rivertype.JobRow, error) {
+	row := *job
+	row.Attempt--
+	const sql = `SELECT args FROM {river}river_job WHERE id = $1::bigint`
+	err := a.Query(ctx, a.Pool, sql, []any{job.ID}, func() {}, &row.EncodedArgs)
+	return &row, err
+}
+
 // backlogged is a job of the backlog, and what it asks for.
 type backlogged struct {
 	job      *rivertype.JobRow
@@ -190,11 +201,15 @@ type backlogged struct {
 }
 
 // clear clears the backlog of a limited worker: all due jobs of its kind in the queue whose limits
-// are out take their places in one go. If somebody holds the balance of some, only these stay.
-func (a *Attempts) clear(job *rivertype.JobRow,
+// are out take their places in one go. If somebody holds the balance of some, only these stay. asked
+// is what the job itself has asked for.
+func (a *Attempts) clear(job *rivertype.JobRow, asked []ratelimit.Request,
 	requests func(*rivertype.JobRow) []ratelimit.Request) {
 	queue, kind := job.Queue, job.Kind
 	a.beside(queue+" "+kind, 0, func(ctx context.Context) error {
+		if row, err := a.stored(ctx, job); err != nil || !reflect.DeepEqual(requests(row), asked) {
+			return err
+		}
 		turns := map[string]time.Time{} // where the jobs without tokens end
 		held := map[string]error{}      // by what they take from, as turns
 		err := a.EachDue(ctx, queue, kind, func(jobs []*rivertype.JobRow) error {
