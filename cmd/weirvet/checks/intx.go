@@ -253,7 +253,7 @@ func (t *callback) onOuter(call *ast.CallExpr, fn *types.Func, on ast.Expr) bool
 
 // arguments reports outer contexts, transactions and pools that the callback passes on.
 func (t *callback) arguments(call *ast.CallExpr, fn *types.Func) {
-	if fn.Pkg() != nil && fn.Pkg().Path() == "log/slog" {
+	if fn.Pkg() != nil && fn.Pkg().Path() == "log/slog" || reads(fn) {
 		return
 	}
 	params := fn.Signature().Params()
@@ -269,6 +269,22 @@ func (t *callback) arguments(call *ast.CallExpr, fn *types.Func) {
 			t.outside(arg, types.ExprString(arg))
 		}
 	}
+}
+
+// reads tells whether fn probably only reads a value of a context: it takes nothing else, returns no
+// other context, and cannot fail.
+func reads(fn *types.Func) bool {
+	for v := range fn.Signature().Params().Variables() {
+		if !isContext(v.Type()) {
+			return false
+		}
+	}
+	for v := range fn.Signature().Results().Variables() {
+		if isContext(v.Type()) || types.Identical(v.Type(), types.Universe.Lookup("error").Type()) {
+			return false
+		}
+	}
+	return fn.Signature().Results().Len() > 0
 }
 
 // outerContext tells whether a context comes from outside: a variable, or that of a request.

@@ -50,12 +50,27 @@ func sends(ctx context.Context, pool *pgxpool.Pool, c *http.Client, req *http.Re
 	})
 }
 
+func userFrom(ctx context.Context) string { s, _ := ctx.Value(0).(string); return s }
+
+func ping(ctx context.Context) error { return ctx.Err() }
+
 func outside(ctx context.Context, pool *pgxpool.Pool, outer pgx.Tx, db *sql.DB, r *http.Request) error {
 	return limiter.InTxOptions(r.Context(), pool, pgx.TxOptions{}, func(_ context.Context, tx pgx.Tx) error {
 		if err := limiter.Consume(ctx, tx, request); err != nil { // want `the callback uses the outer context ctx: use the ctx that it is given`
 			return err
 		}
 		if err := limiter.Consume(r.Context(), tx, request); err != nil { // want `the callback uses the outer context r.Context\(\)`
+			return err
+		}
+		if userFrom(r.Context()) == "" { // reads a value
+			return nil
+		}
+		stoppable, stop := context.WithCancel(ctx) // want `the callback uses the outer context ctx`
+		defer stop()
+		if err := ping(stoppable); err != nil {
+			return err
+		}
+		if err := ping(ctx); err != nil { // want `the callback uses the outer context ctx`
 			return err
 		}
 		within, cancel := context.WithTimeout(ctx, time.Second) // want `the callback uses the outer context ctx`
