@@ -256,7 +256,8 @@ var ofTheRest = []mutant{
 	{"reset: other keys", "internal/limits/statements/reset_key.go",
 		"FROM held WHERE b.name = held.name AND b.key = $1::text AND", "FROM held WHERE b.name = held.name AND", "AKeyIsReset", whole, true},
 	{"reset: the rows of a closed layout", "internal/limits/statements/reset_key.go",
-		" AND b.value > '-Infinity'", "", "AKeyIsReset", whole, true},
+		" AND b.shard = held.shard AND b.value > '-Infinity'\nRETURNING true`\n}\n\n// resetKeyHere",
+		" AND b.shard = held.shard\nRETURNING true`\n}\n\n// resetKeyHere", "AKeyIsReset", whole, true},
 	{"reset: in any order", "internal/limits/statements/reset_key.go",
 		", b.name, b.shard FOR", ", b.name DESC, b.shard FOR", "ResettingAKey", whole, true},
 	{"prune: what is not full yet", "internal/limits/statements/prune.go",
@@ -294,7 +295,7 @@ var ofTheRest = []mutant{
 	{"fair: nothing is learnt", "fair/fair.go",
 		"*of = used.Capacity - used.Value", "*of = 0 * (used.Capacity - used.Value)", "ClockJump", []string{"./fair"}, false},
 	{"fair: use is never forgotten", "fair/fair.go",
-		"res.OK || again || l.leave(tenant, n) >= leave", "true || l.leave(tenant, n) >= leave || again", "NewWindow", []string{"./fair"}, false},
+		"res.OK || again || l.leave(tenant, n) == leave", "true || l.leave(tenant, n) == leave || again", "NewWindow", []string{"./fair"}, false},
 
 	// the examples
 	{"login: check whatever the charge came to", "examples/login/signin.go",
