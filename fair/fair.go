@@ -91,9 +91,9 @@ func (l *Limit) Used() ratelimit.Limit { return l.used }
 
 // RateLimit takes n tokens of the limit for a tenant, and what the other requests ask for, from all
 // of them or from none. Otherwise it is [ratelimit.Limiter.RateLimit], with its errors. A denial
-// may be for fairness. Then RetryAt is when the tenant would be granted if nobody else came, and the
-// window went on: it may be granted sooner, as soon as the next window begins. The other requests
-// must not ask for the same limit.
+// may be for fairness. Then RetryAt is when the tenant would be granted if nobody else came. If a
+// new window begins before that, it may be granted sooner. The other requests must not ask for the
+// same limit.
 func (l *Limit) RateLimit(
 	ctx context.Context, by Limits, tenant Tenant, n float64, others ...ratelimit.Request,
 ) (ratelimit.Result, error) {

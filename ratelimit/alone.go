@@ -44,8 +44,9 @@ func (p *scheme) decideAlone() {
 
 // single runs a verb in a transaction of its own, on one of few connections. It waits only briefly
 // for a row that another transaction holds. A verb that has failed before waits a while. Then such
-// verbs take turns, so that held rows leave the connections to other calls. Most tries wait hardly
-// at all for a row, so that the turns of others come soon.
+// verbs take turns, so that held rows leave the connections to other calls. Such a try waits hardly
+// at all for a row, so that the turns of others come soon. But each fourth one waits in line for a
+// row that is held again and again, unless another one does.
 //
 // A verb of a crowd may be one of many, one for each row. They stand in a queue of their own, so
 // that they do not hold up the sums of calls for limits with shards. If a verb is no longer wanted
@@ -53,14 +54,20 @@ func (p *scheme) decideAlone() {
 func (c *Coalesced) single(
 	tries int, ofCrowd bool, wanted func() bool, verb func(context.Context, executor) error,
 ) error {
+	patient := tries%4 == 0
 	if tries > 0 {
 		time.Sleep(mostPause)
-		c.again.Lock()
-		defer c.again.Unlock()
+		turns := &c.inLine
+		if patient = patient && turns.TryLock(); !patient {
+			turns = &c.again
+			turns.Lock()
+		}
+		defer turns.Unlock()
 	}
 	if ofCrowd {
 		c.crowd <- struct{}{}
 		defer func() { <-c.crowd }()
+		patient = patient && (tries > 0 || len(c.crowd) < cap(c.crowd)) // or others wait behind it
 	}
 	c.singly <- struct{}{}
 	defer func() { <-c.singly }()
@@ -69,9 +76,9 @@ func (c *Coalesced) single(
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), tripTime)
 	defer cancel()
-	wait := 2 * inLine
-	if tries%4 != 0 && !c.l.cfg.Portable {
-		wait = inserting
+	wait := inserting
+	if patient || c.l.cfg.Portable {
+		wait = 2 * inLine
 	}
 	patience := []*statement{{sql: c.l.patienceSQL(wait, tries)}} // a lock timeout for each trip
 	return c.l.overPool(ctx, c.pool, true, patience, verb)

@@ -39,6 +39,7 @@ type Coalesced struct {
 	singly  chan struct{} // a semaphore: the connections of calls that are in no batch
 	crowd   chan struct{} // a semaphore: how many of the calls that may be many wait for singly
 	again   sync.Mutex    // held while a verb that has failed is tried again: see single
+	inLine  sync.Mutex    // held while such a verb waits in line for a row
 	mu      sync.RWMutex  // held for reading to add a call, for writing by Close
 	closed  atomic.Bool
 	running sync.WaitGroup // calls that are not decided yet, and goroutines

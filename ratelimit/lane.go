@@ -60,10 +60,10 @@ func (c *Coalesced) free(w *waiter) {
 	c.waiters.Put(w)
 }
 
-// wait waits until the call is answered or ctx ends, and no longer than Config.Timeout if ctx has no
-// deadline: of which spent is over. It returns nil for an answer only. The timer wakes the caller through the channel for
-// the answer, as waiting for three channels, or making a context, would cost much of what a call
-// costs here.
+// wait waits until the call is answered or ctx ends, and no longer than Config.Timeout, of which
+// spent has passed, if ctx has no deadline. It returns nil for an answer only. The timer wakes the
+// caller through the channel for the answer, as waiting for three channels, or making a context,
+// would cost much of what a call costs here.
 func (w *waiter) wait(ctx context.Context, l *Limiter, spent time.Duration) (late error) {
 	d := l.patience(ctx)
 	if d > 0 {
@@ -207,8 +207,8 @@ func (n *lane) run(runner int) {
 }
 
 // gather lets other goroutines run that are about to add calls, above all callers that were just
-// answered. It does not sleep. A batch of twice as many calls costs little more. If the processors
-// are busy, others run for long each time, and each time calls come: so it does not go on for long.
+// answered. It does not sleep. A batch of twice as many calls costs little more. It ends after a
+// moment: if the processors are busy, others run for long each time, and calls come each time.
 func (n *lane) gather() {
 	began := time.Now()
 	for had, still := 0, 0; still < 2; still++ {

@@ -14,9 +14,9 @@ import (
 // then that of RateLimit, without Outcomes.
 //
 // The tokens stay taken if the outcome of COMMIT is unknown; if only a savepoint is rolled back;
-// and if the transaction rolls back more than a second after they were taken from the database, or
-// after the lease was closed. Any other transaction is refused with an error that matches
-// [ErrInvalid], as the lease cannot learn how it ends.
+// and if the transaction rolls back more than a second and a half after they were taken from the
+// database, or after the lease was closed. Any other transaction is refused with an error that
+// matches [ErrInvalid], as the lease cannot learn how it ends.
 func (s *Lease) TakeInTx(ctx context.Context, tx pgx.Tx, n float64) (Result, error) {
 	o := s.l.observe(ctx, []Request{s.request.Count(n)})
 	if tx == nil {

@@ -205,7 +205,8 @@ func (l *Limiter) ResetRateLimit(ctx context.Context, tx pgx.Tx, requests ...Req
 // reserved work still runs.
 //
 // It reads an index page for each limit that is in use. Above READ COMMITTED it conflicts with
-// transactions that use a limit for the first time, and may have to run again.
+// transactions that use a limit for the first time, and may have to run again. If a limit gets other
+// shards at the same time, it may also deadlock (40P01) with a call of several limits.
 // [Autocommit.ResetKey] is READ COMMITTED. With [Config.Portable] it reads the whole
 // table, and on Citus the part of it in which the key is.
 func (l *Limiter) ResetKey(ctx context.Context, tx pgx.Tx, key string) error {

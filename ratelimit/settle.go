@@ -53,9 +53,9 @@ func (l *Limiter) Release(ctx context.Context, tx pgx.Tx, r Reservation) (bool, 
 
 // Renew charges reservations again, under their ids, because their time has passed without their
 // work being done, and their tokens have flowed by. They go ahead of all waiting work, which is
-// delayed accordingly, but for work from before a change of the number of shards, and keep the order
-// in which they are given. [Take.RunAt] then returns when each may run. MaxReserved does not matter,
-// as there is no new work. Do not renew a reservation that was settled.
+// delayed accordingly, and keep the order in which they are given. Work that waits since before a
+// change of the number of shards is not delayed. [Take.RunAt] then returns when each may run.
+// MaxReserved does not matter, as there is no new work. Do not renew a reservation that was settled.
 //
 // The reservations are changed in place. If the transaction rolls back, the charge is undone, but
 // these changes are not: in each run start with the reservations as they were read.

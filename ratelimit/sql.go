@@ -49,6 +49,7 @@ func (x sqlSender) send(ctx context.Context, statements []*statement) error {
 
 // query runs one statement, and reads its answer as statement.read does.
 func (x sqlSender) query(ctx context.Context, s *statement) error {
+	s.found = false
 	if s.look != nil {
 		s.look.scanner = pgtype.NewMap().SQLScanner
 	}

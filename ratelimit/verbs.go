@@ -34,12 +34,13 @@ func (l *Limiter) resetKey(ctx context.Context, x executor, key string) error {
 	if l.cfg.Portable {
 		sql = l.sql.ResetKeyHere
 	}
-	reset := statement{sql: sql, args: []any{key, float64(algebra.Full), l.now()}, once: new(bool)}
-	again := reset // for rows that came while it waited for others, as of a change of shards
-	again.once = new(bool)
-	if err := x.change(ctx, []*statement{&reset, &again}); err != nil {
-		// without the key: errors of the database are logged and traced
-		return fmt.Errorf("ratelimit: reset all limits of a key: %w", hint(ended(ctx, err)))
+	for range 2 { // once more for rows that came while it waited for others, as of a change of shards
+		reset := &statement{sql: sql, args: []any{key, float64(algebra.Full), l.now()}, once: new(bool)}
+		if err := x.run(ctx, []*statement{reset}); err != nil {
+			// without the key: errors of the database are logged and traced
+			return fmt.Errorf("ratelimit: reset all limits of a key: %w", hint(ended(ctx, err)))
+		}
+		x.ends = true
 	}
 	freed(x, func() { l.denials.ForgetKey(key) })
 	return nil

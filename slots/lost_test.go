@@ -262,7 +262,7 @@ func TestWhatIsHeldWhenClosesContextEndsIsLostHereAndStaysThere(t *testing.T) {
 	release(t, try(t, other, one.For("k")))
 }
 
-// Who calls Close once more, and does not wait for long, ends nothing of what the first one waits for.
+// A second Close that does not wait for long ends nothing of what the first one waits for.
 func TestASecondCloseOnlyWaits(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)

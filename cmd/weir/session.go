@@ -80,12 +80,13 @@ func splitsPassword(text string, cfg *pgxpool.Config) bool {
 		return true
 	}
 	for name, value := range cfg.ConnConfig.RuntimeParams {
-		if strings.ContainsAny(name, "@ \t\n") || // after a bare ? and =
+		if strings.ContainsAny(name, "@ \t\n") || // or after a bare ? and =
 			isURL && (u.User == nil || u.Path == "") && strings.Contains(value, "@") {
 			return true
 		}
 	}
-	return strings.LastIndexByte(cfg.ConnConfig.Host, '@') > 0
+	host := cfg.ConnConfig.Host
+	return strings.LastIndexByte(host, '@') > 0 && !strings.HasPrefix(host, "/")
 }
 
 // with is open for commands that need the tables.
@@ -121,7 +122,7 @@ func (s *session) find(ctx context.Context) error {
 		return nil
 	}
 	var unknown *pgconn.PgError
-	if errors.As(err, &unknown) && unknown.Code == "42704" { // a setting
+	if errors.As(err, &unknown) && (unknown.Code == "42704" || unknown.Code == "08P01") { // a setting, also of PgBouncer
 		return errText()
 	}
 	var refused *pgconn.ConnectError

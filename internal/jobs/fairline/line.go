@@ -17,7 +17,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"reflect"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -151,7 +150,8 @@ func NoPeriod(args river.JobArgs, opts *river.InsertOpts) error {
 	if opts != nil {
 		unique = opts.UniqueOpts
 	}
-	if a, ok := args.(river.JobArgsWithInsertOpts); ok && reflect.ValueOf(unique).IsZero() {
+	unset := !unique.ByArgs && unique.ByPeriod == 0 && !unique.ByQueue && unique.ByState == nil // as River has it
+	if a, ok := args.(river.JobArgsWithInsertOpts); ok && unset {
 		unique = a.InsertOpts().UniqueOpts
 	}
 	if unique.ByPeriod != 0 {
