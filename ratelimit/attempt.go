@@ -35,7 +35,7 @@ type attempt struct {
 	conflicts []where.Row
 	made      map[where.Place]bool // limits whose layout it has changed, which may roll back
 	conflict  error                // the serialization failure of a statement of Weir in this attempt
-	// conflict is errYielded: the transaction must not commit, whatever fn does with the error
+	// conflict is one of ours: the transaction must not commit, whatever fn does with the error
 	yielded bool
 	undo    []func()      // what to do if it rolls back
 	freed   []func()      // what to do after COMMIT
@@ -96,6 +96,8 @@ func (a *attempt) observe(l *Limiter, s *statement, err error) {
 		return
 	}
 	a.conflict = err
+	// the database's transaction has not failed
+	a.yielded = a.yielded || errors.As(err, new(conflict))
 	if s == nil || s.c == nil || l != a.l || !isLostRow(err) {
 		return
 	}
@@ -163,6 +165,7 @@ func (x executor) restart(ctx context.Context, looks []*statement) (bool, error)
 	}
 	a.l.books.Ended(a.shards, false) // what looks have read counts, and not what was rolled back
 	t.begun, t.to, a.used, a.conflict, a.shards = false, nil, false, nil, nil
+	a.yielded = false
 	return true, nil
 }
 

@@ -223,6 +223,9 @@ func (t *lazyTx) real() (pgx.Tx, error) {
 		return nil, err
 	}
 	if t.tx == nil {
+		if t.conn.PgConn().IsBusy() { // pgx would close it
+			return nil, errors.New("ratelimit: rows or a batch of the transaction are still open: close them first")
+		}
 		tx, err := t.conn.BeginTx(t.ctx,
 			pgx.TxOptions{BeginQuery: ";", CommitQuery: t.opts.CommitQuery})
 		if err != nil {
@@ -284,14 +287,23 @@ func (t *lazyTx) commit(ctx context.Context, twoPhase bool) error {
 		t.begun = true
 		return nil
 	}
+	answered := false
+	defer func() {
+		if !answered { // a tracer has panicked
+			_ = t.conn.Close(ctx)
+		}
+	}()
 	if t.tx != nil {
-		return t.tx.Commit(ctx)
+		err := t.tx.Commit(ctx)
+		answered = true
+		return err
 	}
 	sql := cmp.Or(t.opts.CommitQuery, "commit")
 	if twoPhase && t.conn.PgConn().TxStatus() == 'T' {
 		sql = t.attempt.l.sql.TwoPhaseIf + "; " + sql
 	}
 	tag, err := t.conn.Exec(ctx, sql)
+	answered = true
 	if err != nil {
 		if t.conn.PgConn().TxStatus() != 'I' {
 			_ = t.conn.Close(ctx)

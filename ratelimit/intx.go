@@ -80,12 +80,16 @@ func (l *Limiter) transacted(ctx context.Context, run func(e *TransactedEvent) e
 	if l.cfg.Observer == nil {
 		return run(nil)
 	}
-	e := TransactedEvent{Began: time.Now()}
+	e := TransactedEvent{Began: time.Now(), Err: errPanicked}
+	defer func() {
+		e.Took = time.Since(e.Began)
+		l.cfg.Observer.Transacted(ctx, e)
+	}()
 	e.Err = run(&e)
-	e.Took = time.Since(e.Began)
-	l.cfg.Observer.Transacted(ctx, e)
 	return e.Err
 }
+
+var errPanicked = errors.New("ratelimit: rolled back, because the callback has panicked or ended its goroutine")
 
 // inTx is InTxOptions without the Observer. If e is not nil, inTx counts attempts and waits in it.
 func (l *Limiter) inTx(ctx context.Context, db Beginner, opts pgx.TxOptions,
@@ -151,8 +155,7 @@ func (l *Limiter) rerun(ctx context.Context, e *TransactedEvent,
 			e.Paused += time.Since(began)
 		}
 		if err != nil {
-			return fmt.Errorf("ratelimit: gave up: %w (attempt %d conflicted with another transaction: %w)",
-				err, n, again.err)
+			return fmt.Errorf("%w; %w", &ConflictError{Attempts: n, Err: again.err}, err)
 		}
 	}
 }
@@ -209,7 +212,11 @@ func (a *attempt) run(ctx context.Context, db Beginner, opts pgx.TxOptions,
 		}
 	}()
 
-	if err := tx.call(func() error { return fn(ctx, tx) }); err != nil {
+	err = tx.call(func() error { return fn(ctx, tx) })
+	switch {
+	case a.yielded && !tx.closed:
+		return &againError{a.conflict}
+	case err != nil:
 		return a.verdict(ctx, tx.connection(), err)
 	}
 	done = true
@@ -268,7 +275,11 @@ func (a *attempt) commit(ctx context.Context, tx *lazyTx) error {
 	}
 	// pgconn.SafeToRetry must not be asked from here on: it also calls it safe if the connection
 	// was lost after COMMIT was sent.
-	err = tx.commit(ctx, twoPhase)
+	if tx.begun && tx.usable() == nil && conn != nil && conn.PgConn().TxStatus() == 'I' { // by a statement
+		err = pgx.ErrTxClosed
+	} else {
+		err = tx.commit(ctx, twoPhase)
+	}
 	if errors.Is(err, pgx.ErrTxClosed) {
 		return fmt.Errorf("ratelimit: the callback of InTx has committed or rolled back the transaction, which it must not do: %w",
 			err)

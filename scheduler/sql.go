@@ -34,9 +34,9 @@ type SQLJobs struct {
 //
 // Configure needs a pgx pool as well. stdlib.OpenDBFromPool makes a *sql.DB from that pool.
 //
-// Clients that work the jobs should use the driver riverpgxv5. With riverdatabasesql a client
-// cannot listen for notifications, so its jobs start up to a FetchPollInterval late. Its workers
-// complete and settle jobs with [Scheduler.CompleteSQLTx].
+// Clients that work the jobs should use the driver riverpgxv5. With riverdatabasesql before v0.46 a
+// client cannot listen, and its jobs start up to a FetchPollInterval late. Its workers complete and
+// settle jobs with [Scheduler.CompleteSQLTx].
 func (s *Scheduler) SQLJobs(client SQLClient) *SQLJobs { return &SQLJobs{s, client} }
 
 // InsertTx is [Jobs.InsertTx] in a transaction of database/sql, such as that of

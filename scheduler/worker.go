@@ -64,8 +64,7 @@ func (w *limited[T]) Work(ctx context.Context, job *river.Job[T]) error {
 }
 
 // ofRow are the requests of another job of the kind, for its next attempt: none if its arguments
-// cannot be read, or if requests panics for it. Then that attempt tells what is wrong, and River
-// recovers there.
+// cannot be read, or if requests panics for it. Then that attempt tells what is wrong.
 func ofRow[T river.JobArgs, R any](
 	requests func(job *river.Job[T]) []R,
 ) func(*rivertype.JobRow) []R {

@@ -68,6 +68,14 @@ var ofEdges = []mutant{
 		"ASilentServerOnce", []string{"./integration"}, true},
 
 	// what readers of the code have found
+	{"intx: a conflict of ours is hidden", "ratelimit/intx.go",
+		"case a.yielded && !tx.closed:", "case a.yielded && tx.closed:", "AConflictOfOurs", whole, true},
+	{"intx: a transaction that a statement has ended is committed", "ratelimit/intx.go",
+		"conn.PgConn().TxStatus() == 'I' { // by", "conn.PgConn().TxStatus() == 0 { // by", "EndedByAStatement", whole, true},
+	{"intx: a panic at COMMIT leaves the connection as it is", "ratelimit/begin.go",
+		"if !answered { // a", "if !answered && t.conn == nil { // a", "APanicAtCommit", whole, true},
+	{"limit: the backlog is read as it is stored", "internal/jobs/attempt/pay.go",
+		"err != nil || !reflect.DeepEqual(requests(row), asked) {", "err != nil || !reflect.DeepEqual(asked, asked) || row == nil {", "TheBacklogTakes", jobs, false},
 	{"reset: the rows that came meanwhile", "ratelimit/verbs.go",
 		"for range 2 { // once more", "for range 1 { // once more", "WhileALimitGetsOtherShards", whole, true},
 	{"prune: a snapshot with a row twice, without shards", "ratelimit/execute.go",
