@@ -31,15 +31,26 @@ func TestCallsInABubbleLeaveNothingToOthers(t *testing.T) {
 	call(t)
 }
 
-// However many calls come while a batch gathers, it is soon decided.
+// On busy processors each call of others takes its time, and more calls come meanwhile. The batch is
+// soon decided all the same.
 func TestALaneGathersForAMoment(t *testing.T) {
 	t.Parallel()
 	n, calls := &lane{}, make([]*waiter, mostTogether-1)
-	var came, gathered atomic.Int64
+	var came atomic.Int64
+	var gathered atomic.Bool
 	var others sync.WaitGroup
-	for range 8 { // so that some run whenever it lets others run
+	end := time.Now().Add(5 * time.Second)
+	goesOn := func() bool { return !gathered.Load() && time.Now().Before(end) }
+	for range 2 * runtime.GOMAXPROCS(0) {
 		others.Go(func() {
-			for gathered.Load() == 0 && came.Load() < 1<<20 {
+			for goesOn() {
+				continue
+			}
+		})
+	}
+	for range 8 {
+		others.Go(func() {
+			for goesOn() {
 				n.mu.Lock()
 				n.queue = calls[:came.Add(1)%int64(len(calls))]
 				n.mu.Unlock()
@@ -48,9 +59,9 @@ func TestALaneGathersForAMoment(t *testing.T) {
 		})
 	}
 	n.gather()
-	gathered.Store(1)
-	others.Wait()
-	if came.Load() >= 1<<20 {
+	gathered.Store(true)
+	if time.Now().After(end) {
 		t.Error("it has gathered for as long as calls came")
 	}
+	others.Wait()
 }

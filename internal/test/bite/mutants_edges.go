@@ -79,7 +79,7 @@ var ofEdges = []mutant{
 	{"reset: the rows that came meanwhile", "ratelimit/verbs.go",
 		"for range 2 { // once more", "for range 1 { // once more", "WhileALimitGetsOtherShards", whole, true},
 	{"prune: a snapshot with a row twice, without shards", "ratelimit/execute.go",
-		"if s.found && s.looks {\n\t\t\treturn prunedSince", "if false {\n\t\t\treturn prunedSince", "PrunedAfterTheSnapshot", whole, true},
+		"\t\tcase s.looks: // unless there is a second row\n\t\t\tcontinue\n", "", "PrunedAfterTheSnapshot", whole, true},
 	{"prune: a snapshot with a row twice, with shards", "ratelimit/execute.go",
 		"case s.look != nil && s.look.repeats():", "case false:", "PrunedAfterTheSnapshot", whole, true},
 	{"fair: what others have granted is not learnt", "fair/fair.go",

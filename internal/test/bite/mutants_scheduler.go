@@ -220,7 +220,7 @@ var ofTheScheduler = []mutant{
 	{"pays: a retry that waited for its worker's limit does not", "internal/jobs/attempt/attempt.go",
 		"		*t = *t.First //", "		_ = *t.First //", "PaysForWhatItReserved", jobs, false},
 	{"backlog: it stays in front of other keys", "internal/jobs/attempt/pay.go",
-		"		v.at.clear(v.job, of)\n", "		_ = of\n", "ABacklogLeaves", jobs, false},
+		"		v.at.clear(v.job, rs, of)\n", "		_ = of\n", "ABacklogLeaves", jobs, false},
 	{"backlog: it is reserved out of its order", "internal/jobs/riverjob/store.go",
 		"ORDER BY priority, scheduled_at, id LIMIT $6", "ORDER BY priority, scheduled_at DESC, id DESC LIMIT $6", "ABacklogKeepsItsOrder", jobs, false},
 	{"backlog: without room, all come at once", "internal/jobs/attempt/pay.go",
