@@ -19,6 +19,7 @@ import (
 // A conflict that Postgres does not know of, as of a balance that was pruned, cannot be hidden either.
 func TestAConflictOfOursCannotBeHidden(t *testing.T) {
 	t.Parallel()
+	pgtest.OneServer(t, "on a cluster each node has a snapshot of its own")
 	db, pool := sqlDB(t)
 	l := rig.Limiter(t, ratelimit.Config{})
 	rule := ratelimit.TokenBucket{Rate: 10, Period: rig.Never}
