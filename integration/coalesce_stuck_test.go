@@ -17,7 +17,7 @@ import (
 // wait for as long as all others may wait for theirs.
 func TestACallWhoseRowIsFreeHasItsTurnSoon(t *testing.T) {
 	t.Parallel()
-	pgtest.OneServer(t, noLocksOnCitus)
+	pgtest.OneServer(t, "it locks the rows of many keys in one statement")
 	pool := pgtest.Pool(t, rig.Most(12))
 	rule := ratelimit.TokenBucket{Rate: 1e6, Period: time.Second}
 	plain, hot := ratelimit.MustDefine("plain", rule), ratelimit.MustDefine("hot", rule, ratelimit.Shards(2))
