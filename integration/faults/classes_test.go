@@ -54,13 +54,13 @@ func classify(err error) class {
 			return mistaken
 		}
 		return denied
-	case errors.Is(err, ratelimit.ErrConflict):
-		return conflict
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded),
 		errors.Is(err, os.ErrDeadlineExceeded):
-		// Maybe between two attempts, with the last conflict beside it. The third is what pgx makes
-		// of the second if it comes while it writes.
+		// Between two attempts it is a conflict, too. The third is what pgx makes of the second if it
+		// comes while it writes.
 		return gaveUp
+	case errors.Is(err, ratelimit.ErrConflict):
+		return conflict
 	case errors.As(err, &pg):
 		return classOfState(pg.Code)
 	case lost(err):
