@@ -82,7 +82,8 @@ func decided(
 func isWaitedFor(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) (waits bool) {
 	t.Helper()
 	if err := pool.QueryRow(t.Context(),
-		`SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid)))`,
+		`SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE wait_event_type = 'Lock' AND $1 = ANY (pg_blocking_pids(pid)))`,
 		tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
 		t.Fatal(err)
 	}
