@@ -80,7 +80,7 @@ func TestGivingUpWhenTheTimeIsOverIsAConflict(t *testing.T) {
 	}
 }
 
-// The Observer is told of a transaction whose callback does not return.
+// The Observer gets an event for a transaction whose callback does not return.
 func TestATransactionThatPanicsIsObserved(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)
@@ -167,7 +167,7 @@ func TestASavepointBesideOpenRowsIsRefused(t *testing.T) {
 	wantLeft(t, l.Autocommit(pool), key, 8)
 }
 
-// A callback that ends the transaction by a statement is told, as one that calls Rollback.
+// If a callback ends the transaction by a statement, InTx returns an error, as it does after Rollback.
 func TestATransactionThatIsEndedByAStatementIsAnError(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t)

@@ -90,9 +90,16 @@ func (l *look) dest() []any {
 
 // repeats reports whether a shard was read twice.
 func (l *look) repeats() bool {
-	rows := slices.Clone(l.shards)
-	slices.Sort(rows)
-	return len(slices.Compact(rows)) < len(l.shards)
+	rows := l.shards
+	if !slices.IsSorted(rows) { // they mostly come in the order of the index
+		rows = slices.Sorted(slices.Values(rows))
+	}
+	for i := 1; i < len(rows); i++ {
+		if rows[i-1] == rows[i] {
+			return true
+		}
+	}
+	return false
 }
 
 // whole returns the answer. It is not valid if the number in the head is that of no layout.
