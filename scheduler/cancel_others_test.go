@@ -212,13 +212,7 @@ func TestAJobThatIsRetriedMeanwhileKeepsWhatItTook(t *testing.T) {
 		t.Fatal(err)
 	}
 	j.client(t, sched)
-	eventually(t, "a round waits for the job", func() (waits bool) {
-		if err := f.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
-			WHERE $1 = ANY (pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
-			t.Fatal(err)
-		}
-		return waits
-	})
+	eventually(t, "a round waits for the job", func() bool { return f.isWaitedFor(t, tx) })
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}

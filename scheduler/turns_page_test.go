@@ -56,14 +56,7 @@ func TestALineThatIsHeldUpHoldsUpNoOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	tx := s.hold(t, limit.For("a"))
-	waits := func() (so bool) {
-		t.Helper()
-		if err := s.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
-			WHERE $1 = ANY (pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID()).Scan(&so); err != nil {
-			t.Fatal(err)
-		}
-		return so
-	}
+	waits := func() bool { return s.isWaitedFor(t, tx) }
 	for range 2 {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})

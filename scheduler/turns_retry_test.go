@@ -42,7 +42,7 @@ func TestAJobThatIsRetriedDuringAGrantKeepsItsPlace(t *testing.T) {
 		granted <- err
 	}
 	go grant()
-	eventually(t, "the grant waits", func() (waits bool) {
+	eventually(t, "the grant waits", func() bool {
 		select {
 		case err := <-granted:
 			if !stalled(err) {
@@ -51,11 +51,7 @@ func TestAJobThatIsRetriedDuringAGrantKeepsItsPlace(t *testing.T) {
 			go grant()
 		default:
 		}
-		if err := s.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
-			WHERE $1 = ANY (pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
-			t.Fatal(err)
-		}
-		return waits
+		return s.isWaitedFor(t, tx)
 	})
 	j := newJournal(s.fixture)
 	j.client(t, scheduler.New(s.limiter, scheduler.Config{Jitter: -1})) // which grants nothing
