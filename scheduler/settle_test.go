@@ -43,7 +43,9 @@ func (j *journal) settles(used func(n int) ratelimit.Request) func(ctx context.C
 
 func (f *fixture) left(t testing.TB, r ratelimit.Request) float64 {
 	t.Helper()
-	s, err := f.limiter.Autocommit(f.pool).Value(t.Context(), r)
+	ctx, cancel := context.WithTimeout(t.Context(), patience) // and not Config.Timeout: the machine may be busy
+	defer cancel()
+	s, err := f.limiter.Autocommit(f.pool).Value(ctx, r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,11 +82,6 @@ func TestAWorkerSettlesWhatItsJobHasUsed(t *testing.T) {
 // and never so that more is under way and used than the limit lets flow in.
 func TestWhatIsGivenBackBringsThoseForwardWhoWait(t *testing.T) {
 	t.Parallel()
-	untilInTime(t, bringsThoseForwardWhoWait)
-}
-
-func bringsThoseForwardWhoWait(t *testing.T) (inTime bool) {
-	t.Helper()
 	f, sched, j := exact(t)
 	const n, reserved, used, rate, capacity = 60, 10.0, 4.0, 40.0, 20.0
 	limit := ratelimit.MustDefine("forward", ratelimit.TokenBucket{Rate: rate, Period: time.Second,
@@ -116,17 +113,16 @@ func bringsThoseForwardWhoWait(t *testing.T) (inTime bool) {
 	})
 	gap := f.longestGap(t)
 	starts := j.await(t, n)
-	if d := gap(); d > time.Second && !pgtest.Citus() { // they come four times a second while jobs end
-		t.Logf("there was no round for %v: it brought forward at once what belonged between", d)
-		return false
-	}
+	// They come four times a second while jobs end. On a busy machine one that comes later than after
+	// a second brings forward at once what belonged between.
+	without := max(0, gap()-time.Second)
 	last := starts[len(starts)-1].at.Sub(began)
 	late := time.Duration(0) // by which a busy machine started one after its time
 	for _, s := range starts {
 		late = max(late, s.at.Sub(s.due))
 	}
 	planned := time.Duration((n*reserved - capacity) / rate * float64(time.Second))
-	latest := planned*7/10 + late
+	latest := planned*7/10 + late + without
 	if pgtest.Citus() { // where the settlements of one row are transactions in two phases, one after the other
 		latest = max(latest, planned)
 	}
@@ -153,7 +149,9 @@ func bringsThoseForwardWhoWait(t *testing.T) (inTime bool) {
 				}
 			}
 			// what moved up late may meet what is next
-			if most := capacity + rate*to.due.Sub(from.due).Seconds(); now > most+2*reserved+rate*late.Seconds()+1e-6 {
+			most := capacity + rate*to.due.Sub(from.due).Seconds()
+			most += rate * (reserved - used) / used * without.Seconds()
+			if now > most+2*reserved+rate*late.Seconds()+1e-6 {
 				t.Errorf("%v tokens within %v", now, to.due.Sub(from.due))
 			}
 		}
@@ -161,7 +159,6 @@ func bringsThoseForwardWhoWait(t *testing.T) (inTime bool) {
 	if left := f.left(t, limit.For("k")); left < 0 {
 		t.Errorf("%v left", left)
 	}
-	return true
 }
 
 // The estimate is no part of what makes a job unique.
