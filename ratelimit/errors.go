@@ -112,14 +112,14 @@ func (e *InvalidError) Is(target error) bool {
 }
 
 // ConflictError says that InTx gave up: the transaction failed to serialize, or deadlocked, on each
-// of its attempts. Nothing was committed.
+// of its attempts, up to MaxAttempts or the end of its context. Nothing was committed.
 type ConflictError struct {
 	Attempts int
 	Err      error // the last one
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("ratelimit: gave up: all %d attempts conflicted with another transaction: %v",
+	return fmt.Sprintf("ratelimit: gave up after attempt %d, as each conflicted with another transaction: %v",
 		e.Attempts, e.Err)
 }
 

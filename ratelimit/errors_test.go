@@ -75,7 +75,7 @@ func TestErrorMessagesAreReadable(t *testing.T) {
 		{&full,
 			`ratelimit: limit "sendMessage" for "user:7" denied: more than its MaxReserved of 1200 would be owed: retry after 1.5s, at 2024-03-01T12:00:01.5Z`},
 		{&ratelimit.ConflictError{Attempts: 50, Err: errors.New("could not serialize access")},
-			`ratelimit: gave up: all 50 attempts conflicted with another transaction: could not serialize access`},
+			`ratelimit: gave up after attempt 50, as each conflicted with another transaction: could not serialize access`},
 		{&ratelimit.InvalidError{Field: "key", Value: 7, Want: "text"}, `ratelimit: key is 7: want text`},
 	} {
 		if tc.err == nil || tc.err.Error() != tc.want {
