@@ -16,7 +16,7 @@ FUZZTIME ?= 20s
 # does a few rounds. The timeout only ends a test that hangs.
 RANDOM_TESTS := Linearizable|AtOnce|ModelDoes|OneBalance|Pruning|InspectReads|Faults|Kill|Cut|Shut|Terminated|Silent|Canceled|GiveUp|Timeouts|ReadOnly|Scheduled|UnderLoad|FirstUses
 # Tests that would keep make test waiting: those that call rig.Large.
-LARGE_TESTS := MoreThanAThousandThatAreLate|SixHundredJobsAreAvailableAhead|ManyJobsHaveThePlaces|ManyJobsThatWaitForSlots|DeniedInPart|EveryLineHasItsTurn|AreChargedWhatTheyUse|ALineWhen|SlotsOfJobsWhenClients|SlotsOfJobsWhenTheServer|WhenTheLeaderIsKilled|WorkWhenTheServer|WhenLeadershipChanges|SettlementsWhenWorkers|FindsBrokenWorkers|WithoutASlot|WorkBeforeItsTurn|SchedulerRequestTwoPhaseCommit|WhoseJobsAreCancelled|InAPauseOfItsSecondAttempt
+LARGE_TESTS := MoreThanAThousandThatAreLate|AllThatWereCancelledTogether|SixHundredJobsAreAvailableAhead|ManyJobsHaveThePlaces|ManyJobsThatWaitForSlots|DeniedInPart|EveryLineHasItsTurn|AreChargedWhatTheyUse|ALineWhen|SlotsOfJobsWhenClients|SlotsOfJobsWhenTheServer|WhenTheLeaderIsKilled|WorkWhenTheServer|WhenLeadershipChanges|SettlementsWhenWorkers|FindsBrokenWorkers|WithoutASlot|WorkBeforeItsTurn|SchedulerRequestTwoPhaseCommit|WhoseJobsAreCancelled|InAPauseOfItsSecondAttempt
 LARGE_PACKAGES := ./scheduler ./integration/faults
 TIMEOUT := -timeout=30m
 # Without tables for debuggers a test program is linked in two thirds of the time. Stack traces need none.
