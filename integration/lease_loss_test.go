@@ -60,7 +60,7 @@ func TestWhatAWaitingTakeHadIsGivenBackIfItsCallerGoes(t *testing.T) {
 			_, err := s.Take(ctx, 100)
 			gone <- err
 		}()
-		until(t, func() bool { return isWaitedFor(t, pool, tx) })
+		until(t, func() bool { return rig.IsWaitedFor(t, pool, tx) })
 		clock.Add(time.Second + time.Millisecond)
 		cancel()
 		err := <-gone
@@ -92,7 +92,7 @@ func TestClosingALeaseSaysThatTokensAreLost(t *testing.T) {
 		inTime := func() bool { return time.Since(began) < 300*time.Millisecond }
 		waits := false
 		for !waits && inTime() {
-			waits = isWaitedFor(t, pool, tx)
+			waits = rig.IsWaitedFor(t, pool, tx)
 		}
 		waits = waits && inTime()
 		err := s.Close(t.Context())

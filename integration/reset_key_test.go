@@ -163,7 +163,7 @@ func TestAKeyIsResetWhileALimitGetsOtherShards(t *testing.T) {
 			}
 			done := make(chan error, 1)
 			go func() { done <- other.ResetKey(t.Context(), "k") }()
-			until(t, func() bool { return isWaitedFor(t, pool, tx) })
+			until(t, func() bool { return rig.IsWaitedFor(t, pool, tx) })
 			rig.Commit(t, tx)
 			if err := <-done; err != nil {
 				t.Fatal(err)

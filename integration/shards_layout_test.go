@@ -286,7 +286,7 @@ func TestCallersWaitForAnotherNumberOfShards(t *testing.T) {
 				t.Fatal(err)
 			}
 			ended := decided(l, pool, level, r.Count(5))
-			until(t, func() bool { return len(ended) > 0 || isWaitedFor(t, pool, operator) })
+			until(t, func() bool { return len(ended) > 0 || rig.IsWaitedFor(t, pool, operator) })
 			rig.Commit(t, operator)
 			if got := <-ended; got.err != nil || !got.res.OK {
 				t.Errorf("%+v, %v", got.res, got.err)

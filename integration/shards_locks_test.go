@@ -153,7 +153,7 @@ func TestWhoLosesAShardAtFirstRunsOnce(t *testing.T) {
 		})
 		ended <- answer{res, err}
 	}()
-	until(t, func() bool { return isWaitedFor(t, pool, other) })
+	until(t, func() bool { return rig.IsWaitedFor(t, pool, other) })
 	rig.Commit(t, other)
 	if got := <-ended; got.err != nil || !got.res.OK || runs != 1 {
 		t.Errorf("%v, %v in %d runs", got.res.OK, got.err, runs)

@@ -78,18 +78,6 @@ func decided(
 	return ended
 }
 
-// isWaitedFor reports whether another session waits for a transaction.
-func isWaitedFor(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) (waits bool) {
-	t.Helper()
-	if err := pool.QueryRow(t.Context(),
-		`SELECT EXISTS (SELECT FROM pg_stat_activity
-			WHERE wait_event_type = 'Lock' AND $1 = ANY (pg_blocking_pids(pid)))`,
-		tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
-		t.Fatal(err)
-	}
-	return waits
-}
-
 func rollback(t *testing.T, tx pgx.Tx) {
 	t.Helper()
 	if err := tx.Rollback(t.Context()); err != nil {
@@ -214,7 +202,7 @@ func TestACallThatMayWaitWaitsForTheShardThatItHasLost(t *testing.T) {
 			fillShards(t, pool, r, 10, 10, 10, -1) // each may owe 1
 			holder := holdThree(t, pool, r.Count(8))
 			ended := decided(l, pool, level, r.Count(5).OrReserve())
-			until(t, func() bool { return len(ended) > 0 || isWaitedFor(t, pool, holder) })
+			until(t, func() bool { return len(ended) > 0 || rig.IsWaitedFor(t, pool, holder) })
 			rollback(t, holder)
 			if got := <-ended; got.err != nil || !got.res.OK {
 				t.Errorf("%+v, %v", got.res, got.err)
@@ -242,7 +230,7 @@ func TestACallThatMayWaitWaitsForTheShardThatItMayLock(t *testing.T) {
 				res, err := l.RateLimit(context.WithoutCancel(t.Context()), waiter, r.Count(5))
 				ended <- answer{res, err}
 			}()
-			until(t, func() bool { return len(ended) > 0 || isWaitedFor(t, pool, holder) })
+			until(t, func() bool { return len(ended) > 0 || rig.IsWaitedFor(t, pool, holder) })
 			rollback(t, holder)
 			if got := <-ended; got.err != nil || !got.res.OK {
 				t.Errorf("%+v, %v", got.res, got.err)

@@ -217,7 +217,7 @@ func TestAJobThatIsRetriedMeanwhileKeepsWhatItTook(t *testing.T) {
 		t.Fatal(err)
 	}
 	j.client(t, sched)
-	eventually(t, "a round waits for the job", func() bool { return f.isWaitedFor(t, tx) })
+	eventually(t, "a round waits for the job", func() bool { return rig.IsWaitedFor(t, f.pool, tx) })
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -82,7 +82,7 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 					t.Errorf("job %d has not paid for its new time: %s", s.n, job.Metadata)
 				}
 			}
-			paid := f.payments(t)
+			paid := f.paidAnew(t)
 			at := func(s start) time.Time { // when it was due at last
 				if has := *tokens[s.n].Load(); !has.After(s.at) {
 					return has
@@ -120,7 +120,7 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 					}
 				}
 			}
-			// When they were due says the same, but for the twenty milliseconds that a move is not worth.
+			// Nor were more of them due than that, but for the twenty milliseconds that a move is not worth.
 			slices.SortFunc(late, func(a, b start) int { return at(a).Compare(at(b)) })
 			for i, from := range late {
 				for k, to := range late[i:] {
@@ -321,26 +321,6 @@ func (f *fixture) ended(t testing.TB, id int64) *rivertype.JobRow {
 		return job.State == rivertype.JobStateCompleted
 	})
 	return job
-}
-
-// payments are when the late jobs have paid.
-func (f *fixture) payments(t testing.TB) map[int64]time.Time {
-	t.Helper()
-	const sql = `SELECT id, ((metadata->'weir'->>'more')::jsonb->>'at')::bigint
-		FROM river_job WHERE metadata->'weir'->>'more' LIKE '%"late":true%'`
-	rows, err := f.pool.Query(t.Context(), sql)
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := map[int64]time.Time{}
-	var id, at int64
-	if _, err := pgx.ForEachRow(rows, []any{&id, &at}, func() error {
-		all[id] = time.UnixMicro(at)
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return all
 }
 
 // paidLate reports whether a job was so late that it has paid anew.

@@ -322,17 +322,6 @@ func (f *fixture) hold(t testing.TB, r ratelimit.Request) pgx.Tx {
 	return tx
 }
 
-// isWaitedFor reports whether another session waits for a transaction.
-func (f *fixture) isWaitedFor(t testing.TB, tx pgx.Tx) (waits bool) {
-	t.Helper()
-	if err := f.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
-		WHERE wait_event_type = 'Lock' AND $1 = ANY (pg_blocking_pids(pid)))`,
-		tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
-		t.Fatal(err)
-	}
-	return waits
-}
-
 // now is the database's clock.
 func (f *fixture) now(t testing.TB) (now time.Time) {
 	t.Helper()

@@ -179,21 +179,24 @@ func TestAJobBehindAThousandOthersMovesUp(t *testing.T) {
 	j.startsBefore(t, next.ID, next.ScheduledAt.Add(-time.Hour), next.ScheduledAt)
 }
 
-// paidAnew are the jobs that a slow machine has started so late that they have paid anew, and were
+// paidAnew says when jobs have paid anew, as they were late: on a slow machine, and then others were
 // moved for that.
-func (f *fixture) paidAnew(t testing.TB) map[int64]bool {
+func (f *fixture) paidAnew(t testing.TB) map[int64]time.Time {
 	t.Helper()
-	again := map[int64]bool{}
-	rows, err := f.pool.Query(t.Context(),
-		`SELECT id FROM river_job WHERE metadata->'weir'->>'more' LIKE '%"late":true%'`)
+	rows, err := f.pool.Query(t.Context(), `SELECT id, ((metadata->'weir'->>'more')::jsonb->>'at')::bigint
+		FROM river_job WHERE metadata->'weir'->>'more' LIKE '%"late":true%'`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var id int64
-	if _, err := pgx.ForEachRow(rows, []any{&id}, func() error { again[id] = true; return nil }); err != nil {
+	paid := map[int64]time.Time{}
+	var id, at int64
+	if _, err := pgx.ForEachRow(rows, []any{&id, &at}, func() error {
+		paid[id] = time.UnixMicro(at)
+		return nil
+	}); err != nil {
 		t.Fatal(err)
 	}
-	return again
+	return paid
 }
 
 // moves are how often jobs that waited were moved.

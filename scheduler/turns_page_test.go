@@ -56,7 +56,7 @@ func TestALineThatIsHeldUpHoldsUpNoOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	tx := s.hold(t, limit.For("a"))
-	waits := func() bool { return s.isWaitedFor(t, tx) }
+	waits := func() bool { return rig.IsWaitedFor(t, s.pool, tx) }
 	for range 2 {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})

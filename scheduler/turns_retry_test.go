@@ -7,6 +7,7 @@ import (
 
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/scheduler"
 )
 
@@ -51,7 +52,7 @@ func TestAJobThatIsRetriedDuringAGrantKeepsItsPlace(t *testing.T) {
 			go grant()
 		default:
 		}
-		return s.isWaitedFor(t, tx)
+		return rig.IsWaitedFor(t, s.pool, tx)
 	})
 	j := newJournal(s.fixture)
 	j.client(t, scheduler.New(s.limiter, scheduler.Config{Jitter: -1})) // which grants nothing

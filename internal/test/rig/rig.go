@@ -49,6 +49,18 @@ func Begin(t testing.TB, pool *pgxpool.Pool, level pgx.TxIsoLevel) pgx.Tx {
 	return tx
 }
 
+// IsWaitedFor reports whether another session waits for a transaction.
+func IsWaitedFor(t testing.TB, pool *pgxpool.Pool, tx pgx.Tx) (waits bool) {
+	t.Helper()
+	// the blockers of those that wait only: they take long to find
+	if err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+		WHERE wait_event_type = 'Lock' AND $1 = ANY (pg_blocking_pids(pid)))`,
+		tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
+		t.Fatal(err)
+	}
+	return waits
+}
+
 // Commit commits it.
 func Commit(t testing.TB, tx pgx.Tx) {
 	t.Helper()
