@@ -189,6 +189,45 @@ func TestAllThatWereCancelledTogetherGiveBackWhatTheyTook(t *testing.T) {
 	})
 }
 
+// Nor do jobs of other limits wait until all have, however long that takes.
+func TestJobsThatWereCancelledTogetherHoldUpNoOther(t *testing.T) {
+	t.Parallel()
+	const n = 200
+	f, sched, _ := exact(t)
+	limit := ratelimit.MustDefine("cancelledFarAway",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: ratelimit.Tokens(n)})
+	params := make([]scheduler.InsertManyParams, n)
+	for i := range params {
+		params[i] = scheduler.InsertManyParams{Args: sendArgs{i},
+			InsertOpts: &river.InsertOpts{ScheduledAt: time.Now().Add(time.Hour)},
+			Requests:   []ratelimit.Request{limit.Global()}}
+	}
+	if _, err := sched.Jobs(f.client).InsertMany(t.Context(), f.pool, params); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.pool.Exec(t.Context(), `UPDATE river_job SET state = 'cancelled', finalized_at = now()`); err != nil {
+		t.Fatal(err)
+	}
+	k := ratelimit.MustDefine("another",
+		ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.Tokens(0)}).For("k")
+	large, next := f.reserveOn(t, -1, nil, k.Count(3600)), f.reserveOn(t, -2, nil, k.Count(1))
+
+	away := *f // with the client's own pool
+	away.pool = rig.Through(t, f.pool, rig.Far(t, f.pool, 5*time.Millisecond))
+	j := newJournal(&away)
+	j.client(t, sched)
+	eventually(t, "some have given back", func() bool { return f.left(t, limit.Global()) > 0.5 })
+	f.cancel(t, sched.Jobs(f.client), large.ID)
+	j.startsBefore(t, next.ID, next.ScheduledAt.Add(-time.Hour), next.ScheduledAt)
+	if left := f.left(t, limit.Global()); left > n-1 {
+		t.Error("it started when all had given back")
+	}
+	eventually(t, "all have given back", func() bool {
+		time.Sleep(100 * time.Millisecond)
+		return f.left(t, limit.Global()) > n-0.5
+	})
+}
+
 // A job that is retried by hand while a round gives back what it took keeps it.
 func TestAJobThatIsRetriedMeanwhileKeepsWhatItTook(t *testing.T) {
 	t.Parallel()

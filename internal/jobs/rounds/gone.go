@@ -61,6 +61,7 @@ func Free(
 // watch is what is remembered of the jobs that have gone.
 type watch struct {
 	last  time.Time           // when it was looked for them, by this process' clock
+	rest  bool                // and if it has left some for the next round
 	from  time.Time           // jobs that were cancelled before are known,
 	id    int64               // and at that time those up to this one,
 	known map[int64]time.Time // and these, by when they were cancelled
@@ -77,6 +78,7 @@ const (
 	mostGone   = 10_000
 	freeIn     = 500 * time.Millisecond // a held balance keeps the round waiting,
 	freeNext   = 20 * time.Millisecond  // and others after two of them
+	freeFor    = 500 * time.Millisecond // then the jobs that wait are looked after again
 )
 
 // cancelledSQL finds jobs with tickets that were cancelled, in this order.
@@ -88,7 +90,7 @@ FROM {river}river_job WHERE state OPERATOR(pg_catalog.=) 'cancelled' AND (finali
 ORDER BY finalized_at, id LIMIT 1000`
 
 // isDue reports whether it is time to look for jobs that were cancelled.
-func (w *watch) isDue(now time.Time) bool { return now.Sub(w.last) >= watchEvery }
+func (w *watch) isDue(now time.Time) bool { return w.rest || now.Sub(w.last) >= watchEvery }
 
 // isOld reports whether it is too long ago that they were looked for: it was another client's turn.
 func (w *watch) isOld(now time.Time) bool { return now.Sub(w.last) > time.Minute }
@@ -113,7 +115,7 @@ func (w *watch) update(next []*riverjob.Waiter) {
 
 // findGone gives back what jobs had taken that were cancelled or deleted by others before they
 // started, and remembers the gaps that cancelled jobs have left. next are the next jobs that wait,
-// found are those that were cancelled.
+// found are those that were cancelled. What it has no time for is found again in the next round.
 func (r *Rounds) findGone(
 	ctx context.Context, next, found []*riverjob.Waiter, c riverjob.Clock,
 ) error {
@@ -122,7 +124,7 @@ func (r *Rounds) findGone(
 		w.update(next)
 		return nil
 	}
-	if w.last = c.Answered; w.known == nil || len(w.known) > mostGone {
+	if w.last = c.Answered; w.known == nil || len(w.known) > mostGone && !w.rest {
 		for id, at := range w.known { // or those behind would not be found for as long as overlap
 			if d := at.Compare(w.from); d > 0 || d == 0 && id > w.id {
 				w.from, w.id = at, id
@@ -132,23 +134,45 @@ func (r *Rounds) findGone(
 	}
 	held := map[string]error{} // by what the jobs have taken from
 	var failed []error
-	for _, f := range found {
-		if t := &f.Ticket; t.Known() && t.Attempt == ticket.GivenBack {
-			w.gaps.Left(t)
-		} else if err := r.freed(ctx, f, held); riverjob.IsBlocked(err) {
-			continue // it is found again
-		} else if err != nil {
-			failed = append(failed, err)
-			continue
+	var took time.Duration // without that for what is held: those behind it have their time, too
+	free := func(f *riverjob.Waiter) error {
+		began := time.Now()
+		err := r.freed(ctx, f, held)
+		if !riverjob.IsBlocked(err) {
+			took += time.Since(began)
 		}
-		w.known[f.ID] = f.At
+		return err
+	}
+	givenBack := func(f *riverjob.Waiter) bool {
+		return f.Ticket.Known() && f.Ticket.Attempt == ticket.GivenBack
+	}
+	for _, f := range found { // first: these take no time, and those behind their gaps move up
+		if givenBack(f) {
+			w.gaps.Left(&f.Ticket)
+			w.known[f.ID] = f.At
+		}
+	}
+	w.rest = false
+	for _, f := range found {
+		if !givenBack(f) {
+			if w.rest = took > freeFor; w.rest {
+				break
+			}
+			if err := free(f); riverjob.IsBlocked(err) {
+				continue // it is found again
+			} else if err != nil {
+				failed = append(failed, err)
+				continue
+			}
+			w.known[f.ID] = f.At
+		}
 		if len(held)+len(failed) == 0 && f.At.Before(c.At.Add(-overlap)) {
 			w.from, w.id = f.At, f.ID
 		}
 	}
 	// Or each look would pass over all jobs without tickets that were cancelled in the last day.
 	from := c.At.Add(-lookAgain)
-	if len(found) < mostFound && len(held)+len(failed) == 0 && w.from.Before(from) {
+	if len(found) < mostFound && len(held)+len(failed) == 0 && !w.rest && w.from.Before(from) {
 		w.from, w.id = from, 0
 	}
 	w.forget(c.At)
@@ -173,7 +197,11 @@ func (r *Rounds) findGone(
 		if there[id] || c.Until(m.Due) <= 0 { // it may have started
 			continue
 		}
-		if err := r.freed(ctx, m, held); err != nil {
+		if w.rest = w.rest || took > freeFor; w.rest {
+			w.seen = append(w.seen, m)
+			continue
+		}
+		if err := free(m); err != nil {
 			if w.seen = append(w.seen, m); !riverjob.IsBlocked(err) {
 				failed = append(failed, err)
 			}
