@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -112,12 +113,16 @@ func settle[T any](
 // that used does not name keep what was reserved. A job that has taken nothing, or was settled
 // before, is only completed.
 //
-// ctx must be that of the worker, or made from it. The errors are those of River and of
-// [ratelimit.Limiter.Settle]; after one, roll back.
+// If two attempts of a job run at once, as when River has rescued a job that it thought stuck, the
+// first that calls CompleteTx completes it, and for the other it returns an error. So what the
+// attempts write in their transactions is committed once.
+//
+// ctx must be that of the worker, or made from it. The other errors are those of River and of
+// [ratelimit.Limiter.Settle]; after any error, roll back.
 func (s *Scheduler) CompleteTx(
 	ctx context.Context, tx pgx.Tx, job *rivertype.JobRow, used ...ratelimit.Request,
 ) error {
-	if err := complete(ctx, s, tx, job, "riverpgxv5", "CompleteSQLTx"); err != nil {
+	if err := complete(ctx, s, tx, tx.QueryRow, job, "riverpgxv5", "CompleteSQLTx"); err != nil {
 		return err
 	}
 	_, err := settle(ctx, s.store(""), s.limiter.In(tx), tx.Exec, job, used)
@@ -129,26 +134,44 @@ func (s *Scheduler) CompleteTx(
 func (s *Scheduler) CompleteSQLTx(
 	ctx context.Context, tx *sql.Tx, job *rivertype.JobRow, used ...ratelimit.Request,
 ) error {
-	if err := complete(ctx, s, tx, job, "riverdatabasesql", "CompleteTx"); err != nil {
+	if err := complete(ctx, s, tx, tx.QueryRowContext, job, "riverdatabasesql", "CompleteTx"); err != nil {
 		return err
 	}
 	_, err := settle(ctx, s.store(""), s.limiter.InSQL(tx), tx.ExecContext, job, used)
 	return err
 }
 
-// complete completes the job that is being worked. The driver of the worker's client must be that
-// of the transaction; the error says what to do instead.
-func complete[T any](
-	ctx context.Context, s *Scheduler, tx T, job *rivertype.JobRow, driver, other string,
+// runsSQL locks a job, and says whether it is running still.
+//
+// $1 id
+const runsSQL = `SELECT state::text FROM {river}river_job WHERE id = $1 FOR UPDATE`
+
+// complete completes the job that is being worked. It first looks whether it is: JobCompleteTx does
+// nothing, and returns no error, if the job was completed or rescued meanwhile. The driver of the
+// worker's client must be that of the transaction; the error says what to do instead. row is the
+// transaction's QueryRow.
+func complete[T any, R interface{ Scan(dest ...any) error }](
+	ctx context.Context, s *Scheduler, tx T, row func(context.Context, string, ...any) R,
+	job *rivertype.JobRow, driver, other string,
 ) error {
 	if s.limiter == nil {
 		return errNotMade("Jobs")
 	}
-	if _, err := river.ClientFromContextSafely[T](ctx); err != nil { // JobCompleteTx panics
+	client, err := river.ClientFromContextSafely[T](ctx)
+	if err != nil { // JobCompleteTx panics
 		return fmt.Errorf("scheduler: a job can only be completed with the context of its worker, whose River client must have the driver of the transaction: use %s, or call Scheduler.%s: %w",
 			driver, other, err)
 	}
-	_, err := river.JobCompleteTx[riverdriver.Driver[T]](ctx, tx, &river.Job[anyArgs]{JobRow: job})
+	state := rivertype.JobStateRunning // of a job that is not there JobCompleteTx says so
+	err = row(ctx, s.store(client.Schema()).SQL(runsSQL), job.ID).Scan(&state)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return err
+	}
+	if state != rivertype.JobStateRunning {
+		return fmt.Errorf("scheduler: attempt %d of job %d cannot complete it: the job is %s, as another attempt has completed it, or River has taken it for stuck; roll back what this attempt has written",
+			job.Attempt, job.ID, state)
+	}
+	_, err = river.JobCompleteTx[riverdriver.Driver[T]](ctx, tx, &river.Job[anyArgs]{JobRow: job})
 	return err
 }
 

@@ -76,6 +76,14 @@ var wrongs = map[string]string{
 		WHERE NOT EXISTS (SELECT FROM done d WHERE d.id::text = s.key)`,
 }
 
+// notOnce tells of the jobs that were not done once, for whoever reads that there are some.
+const notOnce = `SELECT coalesce(array_agg(format('job %s: started at %s, done %s times, settled %s times; %s at attempt %s, finalized at %s: %s; %s',
+		j.id, (SELECT array_agg((s.attempt, s.at) ORDER BY s.at) FROM start s WHERE s.id = p.id),
+		(SELECT count(*) FROM done d WHERE d.id = p.id),
+		(SELECT count(*) FROM settlements s WHERE s.key = p.id::text),
+		j.state, j.attempt, j.finalized_at, array_to_json(j.errors), j.metadata)), '{}')
+	FROM plan p JOIN river_job j ON j.id = p.job WHERE 1 <> (SELECT count(*) FROM done d WHERE d.id = p.id)`
+
 // Whichever node is killed while jobs are reserved and worked: a job is there if and only if its
 // tokens were taken, none starts before they exist, and each is done once and settled once.
 func TestKilledNodesKeepJobsAndTheirTokensTogether(t *testing.T) {
@@ -146,6 +154,9 @@ func TestKilledNodesKeepJobsAndTheirTokensTogether(t *testing.T) {
 		if n := scan[int](t, pool, count); n != 0 {
 			t.Errorf("%d %s", n, what)
 		}
+	}
+	for _, job := range scan[[]string](t, pool, notOnce) {
+		t.Log(job)
 	}
 	if n := scan[int](t, pool, `SELECT count(*) FROM unnest($1::bigint[]) AS u (id)
 		WHERE NOT EXISTS (SELECT FROM plan p WHERE p.id = u.id)`, outcome.committed); n != 0 {

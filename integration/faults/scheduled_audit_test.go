@@ -29,6 +29,7 @@ type row struct {
 	id    string // in its arguments
 	state string
 	by    string // the last client that fetched it
+	more  string // for whoever reads that it is unfinished
 }
 
 type began struct {
@@ -80,7 +81,7 @@ func review(l *ledger, k *told) *finding {
 			say("job %d of %s: nothing was reserved", r.job, r.id)
 		}
 		if r.state != "completed" {
-			say("job %d is %s in the end, last fetched by %s", r.job, r.state, cmp.Or(r.by, "nobody"))
+			say("job %d is %s in the end, last fetched by %s%s", r.job, r.state, cmp.Or(r.by, "nobody"), r.more)
 		}
 	}
 	for id, n := range planned {
@@ -167,9 +168,9 @@ func orderly() (*ledger, *told) {
 	l := &ledger{
 		plans: []plan{{"a", 1, at(0)}, {"b", 2, at(1)}, {"c", 3, at(2)}},
 		rows: []row{
-			{1, "a", "completed", "alive"},
-			{2, "b", "completed", "alive"},
-			{3, "c", "completed", "dead"},
+			{1, "a", "completed", "alive", ""},
+			{2, "b", "completed", "alive", ""},
+			{3, "c", "completed", "dead", ""},
 		},
 		starts: []began{
 			{attempt{1, 1, "alive"}, at(0)},
@@ -206,7 +207,7 @@ func TestTheAuditOfScheduledWorkFindsWhatIsWrong(t *testing.T) {
 		"NotCompleted": {func(l *ledger, _ *told) { l.rows[0].state = "running" }, "job 1 is running in the end"},
 		"JobLost":      {func(l *ledger, _ *told) { l.rows = l.rows[1:] }, "a: 0 jobs for 1 reservations"},
 		"JobTwice": {func(l *ledger, _ *told) {
-			l.rows = append(l.rows, row{4, "a", "completed", ""})
+			l.rows = append(l.rows, row{4, "a", "completed", "", ""})
 		}, "a: 2 jobs for 1 reservations"},
 		"JobOfAnother":    {func(l *ledger, _ *told) { l.rows[0].id = "b" }, "a: its job 1 does not exist"},
 		"JobForNothing":   {func(l *ledger, _ *told) { l.plans = l.plans[1:] }, "job 1 of a: nothing was reserved"},

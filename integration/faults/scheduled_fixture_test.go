@@ -281,8 +281,10 @@ func (s *shift) ledger(t *testing.T) *ledger {
 				return err
 			}
 			var r row
-			if err := each(ctx, tx, `SELECT id, args->>'id', state, coalesce(attempted_by[array_upper(attempted_by, 1)], '') FROM river_job`,
-				[]any{&r.job, &r.id, &r.state, &r.by}, func() { l.rows = append(l.rows, r) }); err != nil {
+			if err := each(ctx, tx, `SELECT id, args->>'id', state, coalesce(attempted_by[array_upper(attempted_by, 1)], ''),
+				format(' at attempt %s, due at %s, with %s rows in line, and %s', attempt, scheduled_at,
+					(SELECT count(*) FROM weir_turn t WHERE t.job = j.id), metadata) FROM river_job j`,
+				[]any{&r.job, &r.id, &r.state, &r.by, &r.more}, func() { l.rows = append(l.rows, r) }); err != nil {
 				return err
 			}
 			var b began

@@ -1,0 +1,152 @@
+package scheduler_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/internal/test/rig"
+)
+
+// twice is a job whose two attempts write a row each, and complete it.
+type twice struct {
+	*fixture
+	*journal
+	id       int64
+	may      [3]chan struct{} // attempts 1 and 2 go on
+	reached  chan pgx.Tx      // they have, unless that failed, and have not committed
+	ended    chan error
+	attempts int
+}
+
+func setUpTwice(t *testing.T) *twice {
+	f, sched, j := exact(t)
+	s := &twice{fixture: f, journal: j, reached: make(chan pgx.Tx), ended: make(chan error)}
+	s.may[1], s.may[2] = make(chan struct{}), make(chan struct{})
+	if _, err := f.pool.Exec(t.Context(), `CREATE TABLE done (attempt int NOT NULL)`); err != nil {
+		t.Fatal(err)
+	}
+	j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+		err := pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `INSERT INTO done VALUES ($1)`, job.Attempt); err != nil {
+				return err
+			}
+			<-s.may[job.Attempt]
+			if err := sched.CompleteTx(ctx, tx, job.JobRow, budget.For("k").Count(float64(job.Attempt))); err != nil {
+				return err
+			}
+			s.reached <- tx
+			<-s.may[job.Attempt]
+			return nil
+		})
+		s.ended <- err
+		return err
+	}
+	j.client(t, sched)
+	s.id = f.insertBy(t, sched.Jobs(f.client), sendArgs{1}, budget.For("k").Count(100)).Job.Job.ID
+	s.started(t)
+	return s
+}
+
+func (s *twice) started(t *testing.T) {
+	t.Helper()
+	s.attempts++
+	s.await(t, s.attempts)
+}
+
+// rescue has the job start once more at a time, as River does with one that it thinks stuck.
+func (s *twice) rescue(t testing.TB, at time.Time) {
+	t.Helper()
+	const rescue = `UPDATE river_job SET state = CASE WHEN $2 > now() THEN 'retryable' ELSE 'available' END::river_job_state,
+		scheduled_at = $2 WHERE id = $1`
+	if _, err := s.pool.Exec(t.Context(), rescue, s.id, at); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// completes has an attempt complete the job.
+func (s *twice) completes(t *testing.T, n int) {
+	t.Helper()
+	s.may[n] <- struct{}{}
+	<-s.reached
+	s.may[n] <- struct{}{}
+	if err := <-s.ended; err != nil {
+		t.Errorf("attempt %d: %v", n, err)
+	}
+}
+
+// fails has an attempt find that it cannot.
+func (s *twice) fails(t *testing.T, n int) {
+	t.Helper()
+	s.may[n] <- struct{}{}
+	if err := <-s.ended; err == nil {
+		t.Errorf("attempt %d has completed the job", n)
+	}
+}
+
+// completedBy compares which of them has.
+func (s *twice) completedBy(t *testing.T, attempt int) {
+	t.Helper()
+	eventually(t, "the job is completed", func() bool {
+		return s.job(t, s.id).State == rivertype.JobStateCompleted
+	})
+	var n, by int
+	if err := s.pool.QueryRow(t.Context(), `SELECT count(*), max(attempt) FROM done`).Scan(&n, &by); err != nil ||
+		n != 1 || by != attempt {
+		t.Errorf("done %d times, by attempt %d; want once, by %d: %v", n, by, attempt, err)
+	}
+	s.wantLeft(t, budget.For("k"), 1000-100-float64(attempt))
+}
+
+// Of two attempts of a job that run at once, the first that comes to that completes it.
+func TestOneOfTwoAttemptsCompletesAJob(t *testing.T) {
+	t.Parallel()
+	for _, first := range []int{1, 2} {
+		s := setUpTwice(t)
+		s.rescue(t, time.Time{})
+		s.started(t)
+		s.completes(t, first)
+		s.fails(t, 3-first)
+		s.completedBy(t, first)
+	}
+}
+
+// The second waits for what becomes of the first.
+func TestAnAttemptWaitsForAnotherThatCompletes(t *testing.T) {
+	t.Parallel()
+	s := setUpTwice(t)
+	s.rescue(t, time.Time{})
+	s.started(t)
+	s.may[1] <- struct{}{}
+	tx := <-s.reached
+	s.may[2] <- struct{}{}
+	eventually(t, "the second waits for the first", func() bool { return rig.IsWaitedFor(t, s.pool, tx) })
+	s.may[1] <- struct{}{}
+	for range 2 {
+		select {
+		case err := <-s.ended:
+			t.Log(err)
+		case <-s.reached:
+			t.Error("both have completed the job")
+			s.may[2] <- struct{}{}
+			<-s.ended
+		}
+	}
+	s.completedBy(t, 1)
+}
+
+// An attempt whose job was rescued does not complete it before the next one starts.
+func TestAnAttemptWhoseJobWasRescuedDoesNotCompleteIt(t *testing.T) {
+	t.Parallel()
+	s := setUpTwice(t)
+	s.rescue(t, time.Now().Add(time.Hour))
+	s.fails(t, 1)
+	s.rescue(t, time.Time{})
+	s.started(t)
+	s.completes(t, 2)
+	s.completedBy(t, 2)
+}
