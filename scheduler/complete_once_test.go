@@ -83,8 +83,10 @@ func (s *twice) completes(t *testing.T, n int) {
 func (s *twice) fails(t *testing.T, n int) {
 	t.Helper()
 	s.may[n] <- struct{}{}
-	if err := <-s.ended; err == nil {
-		t.Errorf("attempt %d has completed the job", n)
+	select {
+	case <-s.ended:
+	case <-s.reached:
+		t.Fatalf("attempt %d has completed the job", n)
 	}
 }
 
