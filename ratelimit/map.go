@@ -26,13 +26,8 @@ package ratelimit
 //	observe.go       Observer: gets each decision and transaction
 //	shadow.go        Shadow: limits that decide and report, but never deny
 //
-// The arithmetic, without a database, is package internal/limits/algebra. RetryAt comes from its
-// Decide in ask.go, which asks Earliest in rule.go, or Search there if the request has Within. For a
-// limit with shards it comes from Decide in spread.go of package internal/limits/spread, which asks
-// Plan in plan.go, or from Lost, if other calls have taken the tokens. For a denial from memory it
-// comes from package internal/limits/denials; of a lease, from refused in lease.go; in an outage,
-// from spares.go. Of several limits the latest counts: see summarize in result.go. These files are
-// the public side of the arithmetic:
+// The arithmetic, without a database, is package internal/limits/algebra. Where a RetryAt comes from
+// is in the first rows of CONTRIBUTING's table. These files are the public side of the arithmetic:
 //
 //	decide.go        Decide: the outcome of a request for a State
 //	foretell.go      Foretell: the same for a call of several limits; Receipts, with which weirtest
@@ -43,7 +38,7 @@ package ratelimit
 // How one call is decided. The texts of the statements are in package internal/limits/statements:
 //
 //	protocol.go      the steps: take; if that fails, look; if there were tokens, take again, in
-//	                 decide of sharded.go. Why it needs two statements
+//	                 decide of sharded.go, which serves all limits. Why it needs two statements
 //	statement.go     one statement: its text, its arguments and its answer
 //	execute.go       the executor: where statements go; how they are sent in a pgx transaction
 //	citus.go         on Citus: which node's clock counts; under which key a row is stored, with

@@ -3,6 +3,11 @@
 // the tokens and slots of limited workers, and has the jobs behind one that waits wait as well. It
 // does not know how jobs are inserted. Attempts may be used concurrently: each job is in a
 // goroutine of its own, and those that come together ask the database together.
+//
+//	attempt.go  what happens before the worker is called, and after; slots
+//	ask.go      asks how the limits stand, for many jobs together
+//	late.go     late jobs and further attempts pay anew
+//	pay.go      limited workers take their tokens, and the jobs behind them wait, too
 package attempt
 
 import (

@@ -24,6 +24,25 @@ const (
 	renewNext = 100 * time.Millisecond
 )
 
+// If a job does not start when it is due, its tokens refill the bucket and go to the next
+// caller. After an outage all late jobs would start at once, together with the jobs that are due on
+// time. So a job that is too late pays anew, once. It goes ahead of all jobs that wait, and late
+// jobs keep their order. A further attempt pays in the same way.
+
+// anew has the job pay anew, for another attempt or because it is late. It returns nil if the job
+// may start now, or the error that puts it off.
+func (v *visit) anew(ctx context.Context, again bool) error {
+	v.Again = again
+	if err := v.ask(ctx, v.at.renewals); err != nil {
+		return err
+	}
+	v.used = false
+	if v.clock.Until(v.Ticket.DueAt()) > 0 {
+		return v.putOff(ctx, v.Ticket.DueAt())
+	}
+	return nil
+}
+
 // renew has jobs pay anew, in the order in which they were due: those at this client, and those
 // that wait in their queues and are as late, a thousand at a time. If somebody holds the balance of
 // one of them, or its worker of Citus is down, each job at this client pays by itself: those that

@@ -324,22 +324,3 @@ func flowing(requests []ratelimit.Request, rules []ratelimit.Outcome) (d time.Du
 	}
 	return d
 }
-
-// Late. If a job does not start when it is due, its tokens refill the bucket and go to the next
-// caller. After an outage all late jobs would start at once, together with the jobs that are due on
-// time. So a job that is too late pays anew, once. It goes ahead of all jobs that wait, and late
-// jobs keep their order. A further attempt pays in the same way.
-
-// anew has the job pay anew, for another attempt or because it is late. It returns nil if the job
-// may start now, or the error that puts it off.
-func (v *visit) anew(ctx context.Context, again bool) error {
-	v.Again = again
-	if err := v.ask(ctx, v.at.renewals); err != nil {
-		return err
-	}
-	v.used = false
-	if v.clock.Until(v.Ticket.DueAt()) > 0 {
-		return v.putOff(ctx, v.Ticket.DueAt())
-	}
-	return nil
-}

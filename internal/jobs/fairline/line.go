@@ -9,6 +9,14 @@
 // their times, and what each tenant has had is read and written; whose turn it is,
 // internal/jobs/turn decides. The holder remembers only what need not be exact: which of the jobs
 // that it has granted still wait for a worker.
+//
+//	line.go     which lines there are, what a job is to take at its turn, who is next
+//	row.go      rows of jobs in line: they enter, leave, and have used more or less than they cost
+//	granter.go  which client grants, and when
+//	grant.go    one grant: reads the line and what tenants are owed, asks what the limit has
+//	take.go     chooses whose turn it is, takes the tokens, notes what tenants were charged
+//	blocks.go   what a line does while somebody holds a balance
+//	sql.go      the statements of a grant
 package fairline
 
 import (

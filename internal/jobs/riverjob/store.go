@@ -2,6 +2,11 @@
 // that is running. It has what the parts of a client share: connections, wakes, and the turns to do
 // what one client does at a time. It does not know why a job is looked at or moved. A Store, a
 // Client and a Pace may be used concurrently, a Waiter by one goroutine at a time.
+//
+//	store.go   reads, moves and locks jobs; Waiter, and whether it is late
+//	client.go  what the parts of a client share
+//	nodes.go   reads what is there while a worker of Citus is down
+//	whole.go   transactions that commit on Citus in two phases
 package riverjob
 
 import (

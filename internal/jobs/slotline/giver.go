@@ -10,6 +10,12 @@
 // whose put-off is not written when a slot is freed, is looked after by its process until the
 // put-off is written. Whatever else is free is found by the round of one client, once a second:
 // what callers of slots.Do have released, what has expired, and what was not claimed.
+//
+//	giver.go   gives slots: when a job ends, when one gets in line, and once a second
+//	follow.go  jobs in line whose put-off may not be written
+//	number.go  how many slots there are
+//	place.go   how rows and metadata name a place and a holder
+//	sql.go     the statements
 package slotline
 
 import (
