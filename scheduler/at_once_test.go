@@ -3,6 +3,7 @@ package scheduler_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -231,39 +232,55 @@ func TestAJobGivesItsSlotBackHoweverItEnds(t *testing.T) {
 	}
 }
 
+// It pays again, as it has worked: what the job reserved and what its worker takes.
 func TestAnAttemptWhoseSlotIsLostIsRepeated(t *testing.T) {
 	t.Parallel()
-	c := newCrew(t, 1)
-	s, err := slots.New(c.pool, slots.Config{TTL: time.Second, Logger: quiet()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = s.Close(context.Background()) })
-	c.sched = scheduler.New(c.limiter, scheduler.Config{Jitter: -1, Slots: s})
-	causes := make(chan error, 10)
-	var once sync.Once
-	c.j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
-		first := false
-		once.Do(func() { first = true })
-		if !first {
-			return nil
-		}
-		// ctx may end while this runs
-		if _, err := c.pool.Exec(context.WithoutCancel(ctx), `UPDATE weir_slot SET holder = '00000000-0000-0000-0000-000000000000' WHERE name = 'crew'`); err != nil {
-			return err
-		}
-		<-ctx.Done()
-		causes <- context.Cause(ctx)
-		return ctx.Err()
-	}
-	c.client(2)
-	job := c.insert(0, nil)
-	if err := <-causes; !errors.Is(err, slots.ErrLost) {
-		t.Errorf("the worker's context ended because of %v", err)
-	}
-	eventually(t, "the job is completed", func() bool { return c.job(t, job.ID).State == rivertype.JobStateCompleted })
-	if job := c.job(t, job.ID); job.Attempt != 1 || len(job.Errors) != 0 {
-		t.Errorf("attempt %d, errors %v", job.Attempt, job.Errors)
+	for limited, left := range map[bool]int{false: 8, true: 6} {
+		t.Run(fmt.Sprint("Limited", limited), func(t *testing.T) {
+			t.Parallel()
+			c := newCrew(t, 1)
+			s, err := slots.New(c.pool, slots.Config{TTL: time.Second, Logger: quiet()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = s.Close(context.Background()) })
+			c.sched = scheduler.New(c.limiter, scheduler.Config{Jitter: -1, Slots: s})
+			causes := make(chan error, 10)
+			var once sync.Once
+			c.j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+				first := false
+				once.Do(func() { first = true })
+				if !first {
+					return nil
+				}
+				// ctx may end while this runs
+				if _, err := c.pool.Exec(context.WithoutCancel(ctx), `UPDATE weir_slot SET holder = '00000000-0000-0000-0000-000000000000' WHERE name = 'crew'`); err != nil {
+					return err
+				}
+				<-ctx.Done()
+				causes <- context.Cause(ctx)
+				return ctx.Err()
+			}
+			if limited {
+				c.j.wrap = func(w river.Worker[sendArgs]) river.Worker[sendArgs] {
+					return c.atOnce(scheduler.Limit(w, func(*river.Job[sendArgs]) []ratelimit.Request {
+						return []ratelimit.Request{tenTokens.Global()}
+					}))
+				}
+			}
+			c.client(2)
+			job := c.insertBy(t, c.sched.Jobs(c.fixture.client), sendArgs{0}, tenTokens.Global()).Job.Job
+			if err := <-causes; !errors.Is(err, slots.ErrLost) {
+				t.Errorf("the worker's context ended because of %v", err)
+			}
+			eventually(t, "the job is completed", func() bool { return c.job(t, job.ID).State == rivertype.JobStateCompleted })
+			if job := c.job(t, job.ID); job.Attempt != 1 || len(job.Errors) != 0 {
+				t.Errorf("attempt %d, errors %v", job.Attempt, job.Errors)
+			}
+			if got := c.tokens(); got != left {
+				t.Errorf("%d of 10 tokens are left, want %d", got, left)
+			}
+		})
 	}
 }
 

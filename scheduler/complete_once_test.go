@@ -90,7 +90,7 @@ func (s *twice) fails(t *testing.T, n int) {
 	}
 }
 
-// completedBy compares which of them has.
+// completedBy compares which of them has. The other, if it has begun, has used what it took.
 func (s *twice) completedBy(t *testing.T, attempt int) {
 	t.Helper()
 	eventually(t, "the job is completed", func() bool {
@@ -101,7 +101,7 @@ func (s *twice) completedBy(t *testing.T, attempt int) {
 		n != 1 || by != attempt {
 		t.Errorf("done %d times, by attempt %d; want once, by %d: %v", n, by, attempt, err)
 	}
-	s.wantLeft(t, budget.For("k"), 1000-100-float64(attempt))
+	s.wantLeft(t, budget.For("k"), 1000-100*float64(s.attempts-1)-float64(attempt))
 }
 
 // Of two attempts of a job that run at once, the first that comes to that completes it.
@@ -141,14 +141,35 @@ func TestAnAttemptWaitsForAnotherThatCompletes(t *testing.T) {
 	s.completedBy(t, 1)
 }
 
-// An attempt whose job was rescued does not complete it before the next one starts.
-func TestAnAttemptWhoseJobWasRescuedDoesNotCompleteIt(t *testing.T) {
+// An attempt whose job was rescued completes it before the next one starts, which then does not.
+func TestAnAttemptWhoseJobWasRescuedCompletesIt(t *testing.T) {
 	t.Parallel()
 	s := setUpTwice(t)
 	s.rescue(t, time.Now().Add(time.Hour))
-	s.fails(t, 1)
-	s.rescue(t, time.Time{})
-	s.started(t)
-	s.completes(t, 2)
-	s.completedBy(t, 2)
+	s.completes(t, 1)
+	s.completedBy(t, 1)
+}
+
+// A job is rescued while its attempt holds the only slot, for which the next attempt waits. If only
+// that one might complete the job, it would be rescued as well, and so on.
+func TestAnAttemptCompletesAJobThatWaitsForItsSlot(t *testing.T) {
+	t.Parallel()
+	c := newCrew(t, 1)
+	end := make(chan bool)
+	c.j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+		<-end
+		return pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error { return c.sched.CompleteTx(ctx, tx, job.JobRow) })
+	}
+	c.client(5)
+	id := c.insert(0, nil).ID
+	c.j.await(t, 1)
+	if _, err := c.pool.Exec(t.Context(), `UPDATE river_job SET state = 'available', scheduled_at = now(),
+		errors = array_append(errors, '{}') WHERE id = $1`, id); err != nil {
+		t.Fatal(err)
+	}
+	c.awaitWaiting(1)
+	close(end)
+	if starts := c.worked(1); len(starts) != 1 {
+		t.Errorf("%d starts", len(starts))
+	}
 }

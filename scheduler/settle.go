@@ -115,7 +115,8 @@ func settle[T any](
 //
 // If two attempts of a job run at once, as when River has rescued a job that it thought stuck, the
 // first that calls CompleteTx completes it, and for the other it returns an error. So what the
-// attempts write in their transactions is committed once.
+// attempts write in their transactions is committed once. Before River v0.48 there is an exception:
+// River may rescue a job just while it is completed.
 //
 // ctx must be that of the worker, or made from it. The other errors are those of River and of
 // [ratelimit.Limiter.Settle]; after any error, roll back.
@@ -141,13 +142,19 @@ func (s *Scheduler) CompleteSQLTx(
 	return err
 }
 
-// runsSQL locks a job, and says whether it is running still.
+// completingSQL locks a job, says what state it is in, and has it run if it waits.
 //
 // $1 id
-const runsSQL = `SELECT state::text FROM {river}river_job WHERE id = $1 FOR UPDATE`
+const completingSQL = `WITH was AS (SELECT id, state FROM {river}river_job WHERE id = $1 FOR UPDATE),
+runs AS (
+	UPDATE {river}river_job j SET state = 'running' FROM was
+	WHERE j.id = was.id AND was.state::text IN ('available', 'retryable', 'scheduled')
+)
+SELECT state::text FROM was`
 
-// complete completes the job that is being worked. It first looks whether it is: JobCompleteTx does
-// nothing, and returns no error, if the job was completed or rescued meanwhile. The driver of the
+// complete completes the job that is being worked, unless it has ended. JobCompleteTx does nothing,
+// and returns no error, if the job does not run: River may have rescued it, and it waits for its
+// next attempt, for a slot that this attempt holds, say. Then it runs no more. The driver of the
 // worker's client must be that of the transaction; the error says what to do instead. row is the
 // transaction's QueryRow.
 func complete[T any, R interface{ Scan(dest ...any) error }](
@@ -163,12 +170,13 @@ func complete[T any, R interface{ Scan(dest ...any) error }](
 			driver, other, err)
 	}
 	state := rivertype.JobStateRunning // of a job that is not there JobCompleteTx says so
-	err = row(ctx, s.store(client.Schema()).SQL(runsSQL), job.ID).Scan(&state)
+	err = row(ctx, s.store(client.Schema()).SQL(completingSQL), job.ID).Scan(&state)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return err
 	}
-	if state != rivertype.JobStateRunning {
-		return fmt.Errorf("scheduler: attempt %d of job %d cannot complete it: the job is %s, as another attempt has completed it, or River has taken it for stuck; roll back what this attempt has written",
+	switch state {
+	case rivertype.JobStateCompleted, rivertype.JobStateCancelled, rivertype.JobStateDiscarded:
+		return fmt.Errorf("scheduler: attempt %d of job %d came too late to complete it: the job is %s by now; roll back what this attempt has written",
 			job.Attempt, job.ID, state)
 	}
 	_, err = river.JobCompleteTx[riverdriver.Driver[T]](ctx, tx, &river.Job[anyArgs]{JobRow: job})

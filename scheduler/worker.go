@@ -109,7 +109,8 @@ func ofRow[T river.JobArgs, R any](
 // callers of Do keep all slots busy, jobs may wait for ever.
 //
 // The ctx of the worker ends if the slot is lost, with [slots.ErrLost] as its cause. An attempt
-// that then returns an error is repeated, and uses up no attempt.
+// that then returns an error is repeated, and uses up no attempt. It pays again, as for another
+// attempt.
 //
 // To take tokens as well, put Limit inside: AtOnce(Limit(worker, tokens), slots). Then a job that
 // waits for a slot takes no tokens, and a job that waits for tokens holds no slot. When its tokens

@@ -330,7 +330,8 @@ func one(requests []slots.Request) (hand.Want, error) {
 	return hand.Want{}, fmt.Errorf("scheduler: a worker made by AtOnce asks for %d slots: want one at most", len(requests))
 }
 
-// holding works a job that holds a slot, and then hands the slot on.
+// holding works a job that holds a slot, and then hands the slot on. An attempt that has lost its
+// slot has used what it took.
 func (v *visit) holding(
 	ctx context.Context, want hand.Want, hold hand.Hold, work func(context.Context) error,
 ) (err error) {
@@ -342,6 +343,9 @@ func (v *visit) holding(
 		return err
 	}
 	v.at.Warn(err, "an attempt ended because its slot was lost, and is repeated", "job", v.ID)
+	if v.used = true; v.Ticket.First != nil {
+		v.Ticket.First.Used = true
+	}
 	return river.JobSnooze(time.Second)
 }
 

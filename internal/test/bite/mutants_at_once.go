@@ -53,6 +53,8 @@ var ofAtOnce = []mutant{
 		"	g.asked(want)\n	err :=", "	err :=", "PutsInLineSayHowMany", jobs, false},
 	{"at once: a round ends at a row that it cannot read", "internal/jobs/slotline/giver.go",
 		"read < mostPlaces", "len(wants) < mostPlaces", "AnOddRow", jobs, false},
+	{"at once: an attempt that has lost its slot is repeated for nothing", "internal/jobs/attempt/attempt.go",
+		"	if v.used = true; v.Ticket.First != nil {", "	if v.Ticket.First != nil {", "SlotIsLostIsRepeated", jobs, false},
 	{"at once: a job that is put off late is in no line", "internal/jobs/slotline/follow.go",
 		"		case rescued && is.waits:\n			lost = append(lost, p)\n", "		case rescued && is.waits:\n", "PutOffLate", jobs, false},
 	{"at once: a job that was rescued is not followed", "internal/jobs/slotline/follow.go",

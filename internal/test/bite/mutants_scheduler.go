@@ -23,10 +23,12 @@ var ofTheScheduler = []mutant{
 
 	{"complete: the job is completed, and what it has used forgotten", "scheduler/settle.go",
 		"	_, err := settle(ctx, s.store(\"\"), s.limiter.In(tx), tx.Exec, job, used)\n	return err\n", "	return nil\n", "CompleteTxCompletesAndSettles", jobs, false},
-	{"complete: an attempt completes a job that is not running", "scheduler/settle.go",
-		"	if state != rivertype.JobStateRunning {", "	if false {", "OneOfTwoAttempts|AnAttemptWhoseJobWasRescued", jobs, false},
+	{"complete: an attempt completes a job that has ended", "scheduler/settle.go",
+		"	switch state {\n	case rivertype.JobStateCompleted, ", "	switch state {\n	case ", "OneOfTwoAttempts", jobs, false},
+	{"complete: an attempt leaves a job that waits", "scheduler/settle.go",
+		"IN ('available', 'retryable', 'scheduled')", "IN ('available')", "AttemptWhoseJobWasRescued|ThatWaitsForItsSlot", jobs, false},
 	{"complete: an attempt does not wait for another that completes", "scheduler/settle.go",
-		"WHERE id = $1 FOR UPDATE", "WHERE id = $1", "AnAttemptWaitsForAnother", jobs, false},
+		"WHERE id = $1 FOR UPDATE)", "WHERE id = $1)", "AnAttemptWaitsForAnother", jobs, false},
 	{"reserve: a denial is no error", "scheduler/many.go",
 		"		err = in.Err()\n	}\n	return in, err", "		_ = in\n	}\n	return in, err", "TestReserveTx", jobs, false},
 
