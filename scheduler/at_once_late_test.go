@@ -2,57 +2,84 @@ package scheduler_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/weir-go/weir/scheduler"
 )
 
-// River's client cannot write for a while that a job waits for a slot, and meanwhile the job is
-// rescued, gets the slot and runs. Then the client writes that the job waits, and the job is in no
-// line. If it is not completed, as its process dies for example, it gets in line again.
-func TestAJobThatIsPutOffLateIsInLine(t *testing.T) {
+// putOffAgain is what a client of River writes that has put a job off, and got no answer.
+const putOffAgain = `UPDATE river_job SET state = 'scheduled', scheduled_at = '2200-01-01', attempt = attempt - 1,
+	metadata = metadata || '{"snoozes": 1}' WHERE id = $1 AND state = 'running'`
+
+// River puts a job off for a second time while it runs: until 2200, and it is in no line. It starts
+// again. Others that wait until then are left alone.
+func TestAJobThatIsPutOffWhileItRunsStartsAgain(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 1)
-	open := c.gate(2)
-	again := make(chan error)
+	open := c.gate(1)
+	working, end := make(chan bool), make(chan bool)
 	c.j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
-		if job.Args.N == 1 && len(c.j.await(t, 1)) == 2 {
-			return <-again
+		if job.Args.N == 1 {
+			working <- true
+			<-end
 		}
 		return c.work(ctx, job)
 	}
-	exec := func(sql string) {
-		t.Helper()
-		if _, err := c.pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
-			t.Fatal(err)
-		}
-	}
-	exec(`CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-		IF current_query() LIKE '%JobSetStateIfRunningMany%' THEN RAISE 'the server is away'; END IF;
-		RETURN NULL; END $$`)
-	c.client(5)
+	client := c.client(5)
 	c.insert(0, nil)
 	c.j.await(t, 1)
-	exec(`CREATE TRIGGER away BEFORE UPDATE ON river_job FOR EACH STATEMENT EXECUTE FUNCTION fail()`)
 	id := c.insert(1, nil).ID
-	inLine := func() int { return c.count(`SELECT count(*) FROM weir_turn`) }
-	eventually(t, "the job is in line", func() bool { return inLine() == 1 })
-	exec(`UPDATE river_job SET state = 'retryable', scheduled_at = now() + interval '1 h',
-		errors = array_append(errors, '{}') WHERE args->>'n' = '1'`)
-	eventually(t, "its place is given up", func() bool { return inLine() == 0 })
+	held, err := c.slots.Acquire(t.Context(), c.limit.For(keyOf(100)).Of(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits := c.insert(100, nil).ID
+	c.awaitWaiting(2)
 	open()
-	eventually(t, "the slot is free", func() bool {
-		return c.count(`SELECT count(*) FROM weir_slot WHERE until > now() AND name <> 'weir scheduler'`) == 0
-	})
-	exec(`UPDATE river_job SET state = 'available', scheduled_at = now() WHERE args->>'n' = '1'`)
-	c.j.await(t, 2)
-	exec(`DROP TRIGGER away ON river_job`)
-	eventually(t, "the job is put off", func() bool { return c.job(t, id).ScheduledAt.Year() > 2190 })
-	again <- errors.New("it failed")
-	c.j.await(t, 3)
-	eventually(t, "all jobs are completed", func() bool {
-		return c.count(`SELECT count(*) FROM river_job WHERE state <> 'completed'`) == 0
-	})
+	<-working
+	if tag, err := c.pool.Exec(t.Context(), putOffAgain, id); err != nil || tag.RowsAffected() != 1 {
+		t.Fatal(tag, err)
+	}
+	end <- true
+	stop(t, client)
+	if job := c.job(t, id); job.State != rivertype.JobStateScheduled || job.ScheduledAt.Year() < 2199 {
+		t.Fatalf("the job is %s at %v", job.State, job.ScheduledAt)
+	}
+
+	far := c.insert(2, &river.InsertOpts{ScheduledAt: c.job(t, id).ScheduledAt}).ID
+	c.client(5) // which gets the turn
+	<-working
+	end <- true
+	eventually(t, "the job is completed", func() bool { return c.job(t, id).State == rivertype.JobStateCompleted })
+	for _, id := range []int64{far, waits} {
+		if job := c.job(t, id); job.State != rivertype.JobStateScheduled || job.Attempt != 0 {
+			t.Errorf("job %d is %s, with attempt %d", id, job.State, job.Attempt)
+		}
+	}
+	if err := held.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// So does a job that has had its turn in a fair line.
+func TestAJobOfALineThatIsPutOffWhileItRunsStartsAgain(t *testing.T) {
+	t.Parallel()
+	limit := store(t, 10)
+	f, sched, j := queuing(t, scheduler.Line{Limit: limit})
+	end := make(chan bool)
+	j.work = func(context.Context, *river.Job[sendArgs]) error { <-end; return nil }
+	client := j.client(t, sched)
+	id := f.queue(t, queueing(1, limit.Global()))[0].Job.ID
+	j.await(t, 1)
+	if tag, err := f.pool.Exec(t.Context(), putOffAgain, id); err != nil || tag.RowsAffected() != 1 {
+		t.Fatal(tag, err)
+	}
+	end <- true
+	stop(t, client)
+	j.client(t, sched)
+	end <- true
+	eventually(t, "the job is completed", func() bool { return f.job(t, id).State == rivertype.JobStateCompleted })
 }

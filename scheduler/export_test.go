@@ -14,7 +14,7 @@ import (
 
 // ByID are the statements that pick some of the jobs whose ids they are given.
 var ByID = map[string]string{
-	"lock": riverjob.LockSQL, "unfetched": fairline.UnfetchedSQL, "chosen": fairline.ChosenSQL, "standing": slotline.StandingSQL,
+	"lock": riverjob.LockSQL, "unfetched": fairline.UnfetchedSQL, "chosen": fairline.ChosenSQL, "running": slotline.RunningSQL,
 }
 
 // GrantTurns does one round of grants, as a client with this configuration does. It reports whether

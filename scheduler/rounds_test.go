@@ -33,7 +33,7 @@ func (r *rounder) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQ
 
 func (r *rounder) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-const walking = "generate_series(1, 4) AS p (priority)" // in waitingSQL
+const walking = "unnest('{available,scheduled}'" // in waitingSQL
 
 type batchKey struct{}
 

@@ -3,12 +3,17 @@
 // those available that River's leader has not promoted yet, moves up jobs when tokens were given
 // back before them, and puts off those of a paused limit before they are fetched for nothing. A job
 // far ahead is left alone until its time comes near, so that it is moved once or twice, however
-// often its line moves. It also gives back what jobs took that have gone.
+// often its line moves. It also gives back what jobs took that have gone, and starts those again
+// that wait for a turn or a slot in no line.
 //
-// It knows nothing of jobs that run, nor of those in fair lines or that wait for slots. Nothing
+// It knows nothing of jobs that run, nor of the others in fair lines or that wait for slots. Nothing
 // depends on it but such moves: a job that no round has looked at starts at the time in its row,
 // when its inserter wakes River or when River polls. Rounds may be used concurrently: one round of
 // a client is under way at a time.
+//
+//	rounds.go  what a round does, for the jobs that wait for tokens
+//	gone.go    gives back what jobs took that have gone
+//	lost.go    jobs that wait in no line
 package rounds
 
 import (
@@ -46,6 +51,7 @@ type Rounds struct {
 	after  *riverjob.Waiter       // and behind which one that goes on; nil for the last of the next
 	lines  map[ticket.Row]placing // of the lines in which jobs have moved up lately
 	watch  watch
+	sought time.Time // when jobs that wait in no line were looked for
 }
 
 // New returns the Rounds of a client.
@@ -122,6 +128,7 @@ func (r *Rounds) lookAfter(ctx context.Context) error {
 	}
 	if until.IsZero() {
 		r.mine.Store(0)
+		r.sought = time.Time{}
 		r.watch.seen = nil // the other client may move them up, and they be worked and deleted
 		return nil
 	}
@@ -150,7 +157,7 @@ func (r *Rounds) lookAfter(ctx context.Context) error {
 	err = r.arrange(ctx, jobs)
 	// The clock is ahead, by the time that the answer took.
 	clock := riverjob.Clock{At: now, Answered: began}
-	return errors.Join(err, r.findGone(ctx, next, s.gone, clock))
+	return errors.Join(err, r.findGone(ctx, next, s.gone, clock), r.findLost(ctx, began))
 }
 
 // walkBehind returns, of the jobs with tickets behind the last of the next, those behind where it

@@ -41,7 +41,7 @@ const (
 	handAgain   = 50 * time.Millisecond // after an error
 	followFirst = 30 * time.Millisecond // after a put-off, to see whether it is written
 	followEvery = 100 * time.Millisecond
-	followFor   = time.Minute // while the database answers: longer than a write of River's client takes
+	followFor   = 10 * time.Second
 	passFor     = time.Minute // over a job that was refused
 	mostPlaces  = 2000        // that a round looks at; the next one goes on behind them
 	mostGiven   = 100         // slots of a place that are given in one go
@@ -71,6 +71,12 @@ func NewGiver(c *riverjob.Client, s hand.Slots) *Giver {
 
 // None reports whether the scheduler has no slots.
 func (g *Giver) None() bool { return g.slots == nil }
+
+// putting is a job that is being put off.
+type putting struct {
+	want  hand.Want
+	since time.Time
+}
 
 // HandOn frees the slot of a job that has ended, and gives it to the next job. If the database
 // cannot be reached for a while, the slot expires.
@@ -305,7 +311,7 @@ func (g *Giver) Take(
 		return g.lineUp(ctx, c, want, []*rivertype.JobRow{job})
 	})
 	if err == nil {
-		g.follow(job, want)
+		g.follow(job.ID, want)
 	}
 	return nil, err
 }

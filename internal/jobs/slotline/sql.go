@@ -90,13 +90,10 @@ ORDER BY priority, due, job LIMIT $3::integer FOR UPDATE SKIP LOCKED`
 		` AND tenant = $2::text AND job = ANY ($3::bigint[])
 	AND NOT EXISTS (SELECT FROM {river}river_job j WHERE j.id = t.job AND ` + stays + `)`
 
-	// StandingSQL tells of jobs that have not ended: whether they run, whether their put-off is
-	// written, and how many errors they have. The state is text: see LockSQL of riverjob.
+	// RunningSQL tells which jobs run. The state is text: see LockSQL of riverjob.
 	//
 	// $1 ids
-	StandingSQL = `SELECT id, state::text = 'running', state::text = 'scheduled' AND scheduled_at > '2199-12-31',
-	coalesce(pg_catalog.cardinality(errors), 0)
-FROM {river}river_job WHERE id = ANY ($1::bigint[]) AND finalized_at IS NULL`
+	RunningSQL = `SELECT id FROM {river}river_job WHERE id = ANY ($1::bigint[]) AND state::text = 'running'`
 
 	// forSlotSQL reads the jobs that wait for a place, in their order, and whether their queues are
 	// paused.
