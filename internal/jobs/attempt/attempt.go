@@ -175,12 +175,14 @@ func (v *visit) backInLine(ctx context.Context) error {
 		v.at.Warn(err, "a job could not be put back in line", "job", v.ID)
 		return putOff(time.Second)
 	}
-	v.Ticket.Attempt, v.Ticket.Used = v.Attempt, false
+	v.Ticket.Attempt, v.Ticket.Used, v.Ticket.Fetched = v.Attempt, false, v.fetched()
 	if err := river.MetadataSet(ctx, ticket.Key, &v.Ticket); err != nil {
 		return err
 	}
 	return putOff(time.Until(riverjob.FarOff))
 }
+
+func (v *visit) fetched() int { return len(v.job.AttemptedBy) }
 
 // usedUp has a ticket wait for nothing but pauses.
 func (v *visit) usedUp(t *ticket.Ticket, used bool) {
@@ -193,6 +195,7 @@ func (v *visit) keep(ctx context.Context, t ticket.Ticket, used bool) error {
 		return nil
 	}
 	v.usedUp(&t, used)
+	t.Fetched = v.fetched()
 	return river.MetadataSet(ctx, ticket.Key, &t)
 }
 
@@ -247,7 +250,7 @@ func putOff(d time.Duration) error { return &putOffError{&rivertype.JobSnoozeErr
 // was subtracted here.
 func (v *visit) putOff(ctx context.Context, due time.Time) error {
 	t := v.Ticket
-	t.Attempt, t.Used = v.Attempt, v.used
+	t.Attempt, t.Used, t.Fetched = v.Attempt, v.used, v.fetched()
 	var carried any
 	if len(t.Rows()) > 0 {
 		carried = &t

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -81,13 +82,21 @@ const (
 	freeFor    = 500 * time.Millisecond // then the jobs that wait are looked after again
 )
 
-// cancelledSQL finds jobs with tickets that were cancelled, in this order.
+// cancelledSQL finds jobs with tickets that were cancelled, in this order. In place of their state
+// it reads how often they were fetched.
 //
 // $1 after this time $2 and id, except $3
-const cancelledSQL = `SELECT id, attempt, 'cancelled', finalized_at, metadata->'weir'::text
+const cancelledSQL = `SELECT id, attempt, coalesce(pg_catalog.cardinality(attempted_by), 0)::text, finalized_at, metadata->'weir'::text
 FROM {river}river_job WHERE state OPERATOR(pg_catalog.=) 'cancelled' AND (finalized_at, id) > ($1::timestamptz, $2::bigint) AND metadata->'weir'::text IS NOT NULL
 	AND id <> ALL ($3::bigint[])
 ORDER BY finalized_at, id LIMIT 1000`
+
+// wasPutOff reports whether a job was cancelled as it was put off. Then it does not get its attempt
+// back, but has not used it: a later one would have fetched the job again. River counts up to 100.
+func wasPutOff(w *riverjob.Waiter) bool {
+	t := &w.Ticket
+	return t.IsFor(w.Attempt-1) && w.State == strconv.Itoa(t.Fetched) && t.Fetched > 0 && t.Fetched < 100
+}
 
 // isDue reports whether it is time to look for jobs that were cancelled.
 func (w *watch) isDue(now time.Time) bool { return w.rest || now.Sub(w.last) >= watchEvery }
@@ -232,7 +241,7 @@ WHERE j.id IS NULL OR j.state OPERATOR(pg_catalog.=) 'cancelled'`
 func (r *Rounds) freed(
 	ctx context.Context, w *riverjob.Waiter, held map[string]error,
 ) error {
-	if !w.Valid {
+	if !w.Valid && !wasPutOff(w) {
 		return nil
 	}
 	t, released := &w.Ticket, false

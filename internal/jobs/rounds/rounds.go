@@ -6,10 +6,10 @@
 // often its line moves. It also gives back what jobs took that have gone, and starts those again
 // that wait for a turn or a slot in no line.
 //
-// It knows nothing of jobs that run, nor of the others in fair lines or that wait for slots. Nothing
-// depends on it but such moves: a job that no round has looked at starts at the time in its row,
-// when its inserter wakes River or when River polls. Rounds may be used concurrently: one round of
-// a client is under way at a time.
+// It knows nothing of jobs that run, nor of the others in fair lines or that wait for slots.
+// Nothing depends on it but such moves: a job that no round has looked at starts at the time in its
+// row, when its inserter wakes River or when River polls. Rounds may be used concurrently: one
+// round of a client is under way at a time.
 //
 //	rounds.go  what a round does, for the jobs that wait for tokens
 //	gone.go    gives back what jobs took that have gone

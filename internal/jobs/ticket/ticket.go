@@ -64,7 +64,12 @@ type Ticket struct {
 	Late   bool  `json:"late,omitempty"`   // it has paid anew, and does not once more
 	Missed bool  `json:"missed,omitempty"` // its limits could not be read, so it was put off
 	Gone   int64 `json:"gone,omitempty"`   // when its tokens were given back
-	Seat   *Seat `json:"seat,omitempty"`   // in a line
+
+	// Fetched is how often the job had been fetched when it was put off. A job that is cancelled
+	// at that moment does not get the attempt back, but has not used it.
+	Fetched int `json:"fetched,omitempty"`
+
+	Seat *Seat `json:"seat,omitempty"` // in a line
 
 	// what InsertTx or QueueTx took, if Limit has taken as well
 	First *Ticket `json:"first,omitempty"`
