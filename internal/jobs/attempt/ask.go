@@ -55,7 +55,8 @@ func (v *visit) ask(ctx context.Context, b *visits) error {
 // missed puts off a job that was not answered. It stays as late as it is, and pays anew for that.
 func (v *visit) missed(ctx context.Context) error {
 	t, _ := ticket.Of(v.job)
-	t.Missed, t.Fetched = true, v.fetched()
+	t.Missed = true
+	t.Fetched = v.fetched()
 	if err := river.MetadataSet(ctx, ticket.Key, &t); err != nil {
 		return err
 	}

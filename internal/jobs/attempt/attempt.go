@@ -250,7 +250,8 @@ func putOff(d time.Duration) error { return &putOffError{&rivertype.JobSnoozeErr
 // was subtracted here.
 func (v *visit) putOff(ctx context.Context, due time.Time) error {
 	t := v.Ticket
-	t.Attempt, t.Used, t.Fetched = v.Attempt, v.used, v.fetched()
+	t.Fetched = v.fetched()
+	t.Attempt, t.Used = v.Attempt, v.used
 	var carried any
 	if len(t.Rows()) > 0 {
 		carried = &t
