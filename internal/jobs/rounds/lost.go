@@ -57,4 +57,4 @@ func (r *Rounds) findLost(ctx context.Context, now time.Time) error {
 	return err
 }
 
-var errLost = errors.New("River has put them off when they did not wait any more")
+var errLost = errors.New("they were put off while they ran: that was written late, or twice")
