@@ -4,9 +4,11 @@ import (
 	"context"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
+	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/scheduler"
 )
 
@@ -15,7 +17,8 @@ const putOffAgain = `UPDATE river_job SET state = 'scheduled', scheduled_at = '2
 	metadata = metadata || '{"snoozes": 1}' WHERE id = $1 AND state = 'running'`
 
 // River puts a job off for a second time while it runs: until 2200, and it is in no line. It starts
-// again. Others that wait until then are left alone.
+// again, and need not wait for another one that somebody locks. Others that wait until then are
+// left alone.
 func TestAJobThatIsPutOffWhileItRunsStartsAgain(t *testing.T) {
 	t.Parallel()
 	c := newCrew(t, 1)
@@ -50,11 +53,16 @@ func TestAJobThatIsPutOffWhileItRunsStartsAgain(t *testing.T) {
 	}
 
 	far := c.insert(2, &river.InsertOpts{ScheduledAt: c.job(t, id).ScheduledAt}).ID
+	locked := c.insert(3, &river.InsertOpts{ScheduledAt: c.job(t, id).ScheduledAt, Metadata: []byte(`{"snoozes": 1}`)}).ID
+	tx := rig.Begin(t, c.pool, pgx.ReadCommitted)
+	if _, err := tx.Exec(t.Context(), `SELECT FROM river_job WHERE id = $1 FOR UPDATE`, locked); err != nil {
+		t.Fatal(err)
+	}
 	c.client(5) // which gets the turn
 	<-working
 	end <- true
 	eventually(t, "the job is completed", func() bool { return c.job(t, id).State == rivertype.JobStateCompleted })
-	for _, id := range []int64{far, waits} {
+	for _, id := range []int64{far, waits, locked} {
 		if job := c.job(t, id); job.State != rivertype.JobStateScheduled || job.Attempt != 0 {
 			t.Errorf("job %d is %s, with attempt %d", id, job.State, job.Attempt)
 		}

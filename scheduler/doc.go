@@ -98,7 +98,7 @@
 // # What it writes
 //
 // River inserts, fetches, completes and cancels jobs, and writes what the package asks it to: the
-// mark that an attempt has begun (MetadataSet), and each put-off. Besides, four statements of
+// mark that an attempt has begun (MetadataSet), and each put-off. Besides, five statements of
 // internal/jobs write to river_job, none of them to a row that is running:
 //
 //   - moveSQL changes scheduled_at, state and the key "weir" of metadata, of rows that are
@@ -111,6 +111,10 @@
 //     it is, at most 500 in a statement.
 //   - givenSQL changes scheduled_at, state and the key "weir_slot" of a job that is given a slot.
 //     It and grantSQL write rows that were locked first. Rows that others lock are passed over.
+//   - lostSQL makes jobs available that were put off while they ran: River writes a put-off again
+//     if it got no answer. A round sends it once a minute. It skips locked rows.
+//
+// In the transaction of the worker, [Scheduler.CompleteTx] locks the job that it completes.
 //
 // The package also reads river_queue. A row of weir_slot says which client does the rounds, for
 // three seconds at a time. The role of a working client needs SELECT, INSERT and UPDATE on that

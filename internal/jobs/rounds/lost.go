@@ -17,7 +17,7 @@ const (
 // a line. Such a row is there before a job is put off, and goes with the statement that gives it
 // its time. But a client of River that gets no answer puts the job off once more, seconds later,
 // and River does not ask whether the job runs then. Nobody would look at it again. Jobs that a
-// caller has inserted for 2200 were never put off.
+// caller has inserted for 2200 were never put off. Jobs that others lock are found the next time.
 //
 // It reads all jobs in lines, and compares them by EXCEPT, for which no estimate of their number
 // leads to a loop over all pairs.
@@ -35,9 +35,11 @@ const lostSQL = `WITH lost AS (
 	EXCEPT SELECT job FROM {ours}weir_turn
 	WHERE name <> ''::text OR key = coalesce(nullif($1::text, ''), current_schema()::text)
 	LIMIT $4::integer
+), free AS (
+	SELECT j.id FROM lost JOIN {river}river_job j ON j.id = lost.id
+	WHERE j.state::text = 'scheduled' AND j.scheduled_at > $2::timestamptz FOR UPDATE OF j SKIP LOCKED
 )
-UPDATE {river}river_job j SET state = 'available', scheduled_at = now() FROM lost
-WHERE j.id = lost.id AND j.state::text = 'scheduled' AND j.scheduled_at > $2::timestamptz
+UPDATE {river}river_job j SET state = 'available', scheduled_at = now() FROM free WHERE j.id = free.id
 RETURNING j.id`
 
 // findLost starts such jobs again, if it is time to look.
