@@ -40,9 +40,9 @@
 //     connections of the pool, the client opens one more for the look.
 //
 // While nothing waits, each client makes one round trip a second, however many queues it has: one
-// statement, and up to three at the client that does the rounds. Config.Lines adds up to two,
-// Config.Slots one, and two at one of the clients. Jobs that start together cost one query. While
-// jobs become due, each process sends at most 100 notifications a second on average. A job due
+// statement, and up to three at the client that does the rounds. That one makes one more a minute.
+// Config.Lines adds up to two, Config.Slots one, and two at one of the clients. Jobs that start
+// together cost one query. While jobs become due, each process sends at most 100 notifications a second on average. A job due
 // within 25 s is inserted as available, so River notifies in the caller's transaction: each client
 // at most once per queue in its FetchCooldown. A reserved job has as many row versions as a
 // scheduled job of River's, unless it is moved or put off. A queue saturated with immediate jobs
@@ -98,8 +98,8 @@
 // # What it writes
 //
 // River inserts, fetches, completes and cancels jobs, and writes what the package asks it to: the
-// mark that an attempt has begun (MetadataSet), and each put-off. Besides, five statements of
-// internal/jobs write to river_job, none of them to a row that is running:
+// mark that an attempt has begun (MetadataSet), and each put-off. Besides, six statements write to
+// river_job, none of them to a row that is running:
 //
 //   - moveSQL changes scheduled_at, state and the key "weir" of metadata, of rows that are
 //     available or scheduled. It skips locked rows, and writes at most 1,000 in a statement. Rounds
@@ -113,8 +113,8 @@
 //     It and grantSQL write rows that were locked first. Rows that others lock are passed over.
 //   - lostSQL makes jobs available that were put off while they ran: River writes a put-off again
 //     if it got no answer. A round sends it once a minute. It skips locked rows.
-//
-// In the transaction of the worker, [Scheduler.CompleteTx] locks the job that it completes.
+//   - completingSQL locks the job that [Scheduler.CompleteTx] completes, in the worker's
+//     transaction. It has a job run that was rescued meanwhile, so that River completes it.
 //
 // The package also reads river_queue. A row of weir_slot says which client does the rounds, for
 // three seconds at a time. The role of a working client needs SELECT, INSERT and UPDATE on that

@@ -50,9 +50,11 @@ func purpose(sql string, args []any) string {
 	switch {
 	case strings.Contains(sql, `'weir scheduler'`):
 		return fmt.Sprintf("turn %v", args[3])
+	case strings.Contains(sql, "EXCEPT SELECT job"):
+		return "lost"
 	case strings.Contains(sql, "river_queue q"):
 		return "waiting"
-	case strings.Contains(sql, "'cancelled', finalized_at"):
+	case strings.Contains(sql, "OPERATOR(pg_catalog.=) 'cancelled' AND (finalized_at"):
 		return "cancelled"
 	case strings.Contains(sql, "weir_line"):
 		return "lines"
@@ -143,7 +145,7 @@ func (f *fixture) recorded(
 func check(t *testing.T, all []*recording, linesAndSlots bool, began time.Time) {
 	t.Helper()
 	gaps := map[string]time.Duration{"trips": time.Second,
-		"turn 0": time.Second, "waiting": time.Second, "cancelled": 2 * time.Second}
+		"turn 0": time.Second, "waiting": time.Second, "cancelled": 2 * time.Second, "lost": time.Minute}
 	if linesAndSlots {
 		gaps["turn 1"], gaps["slots"], gaps["lines"] = time.Second, time.Second, 500*time.Millisecond
 		gaps["trips"] = time.Second / 5
@@ -164,7 +166,7 @@ func check(t *testing.T, all []*recording, linesAndSlots bool, began time.Time) 
 		r.mu.Unlock()
 	}
 	// These are only sent by the client whose turn it is.
-	for _, what := range []string{"waiting", "cancelled", "slots"} {
+	for _, what := range []string{"waiting", "cancelled", "lost", "slots"} {
 		if gap, known := gaps[what]; known {
 			most := senders[what] + int(time.Since(began)/gap)
 			if n := sums[what]; n == 0 || n > most {
@@ -175,13 +177,14 @@ func check(t *testing.T, all []*recording, linesAndSlots bool, began time.Time) 
 }
 
 // first is how many of them a client may send at once. The first time that it has the turn, it asks
-// for it before it looks. That is two trips, besides one for lines and two for slots.
+// for it before it looks, and then looks for what is lost. That is three trips, besides one for
+// lines and two for slots.
 func first(what string, linesAndSlots bool) int {
 	switch {
 	case what == "trips" && linesAndSlots:
-		return 5
+		return 6
 	case what == "trips":
-		return 2
+		return 3
 	}
 	return 1
 }
