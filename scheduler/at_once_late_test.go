@@ -67,6 +67,9 @@ func TestAJobThatIsPutOffWhileItRunsStartsAgain(t *testing.T) {
 			t.Errorf("job %d is %s, with attempt %d", id, job.State, job.Attempt)
 		}
 	}
+	if n := woken(t, c.job(t, waits)); n != 1 {
+		t.Errorf("the job that waits was put off %d times", n)
+	}
 	if err := held.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
