@@ -238,13 +238,7 @@ func TestAnAttemptWhoseSlotIsLostIsRepeated(t *testing.T) {
 	for limited, left := range map[bool]int{false: 8, true: 6} {
 		t.Run(fmt.Sprint("Limited", limited), func(t *testing.T) {
 			t.Parallel()
-			c := newCrew(t, 1)
-			s, err := slots.New(c.pool, slots.Config{TTL: time.Second, Logger: quiet()})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = s.Close(context.Background()) })
-			c.sched = scheduler.New(c.limiter, scheduler.Config{Jitter: -1, Slots: s})
+			c := newCrewOn(t, pgtest.Pool(t), 1, slots.Config{TTL: time.Second, Logger: quiet()})
 			causes := make(chan error, 10)
 			var once sync.Once
 			c.j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
@@ -287,13 +281,7 @@ func TestAnAttemptWhoseSlotIsLostIsRepeated(t *testing.T) {
 // An API that says to come later is heard also by an attempt that has lost its slot.
 func TestAnAttemptWhoseSlotIsLostPausesAllTheSame(t *testing.T) {
 	t.Parallel()
-	c := newCrew(t, 1)
-	s, err := slots.New(c.pool, slots.Config{TTL: time.Second, Logger: quiet()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = s.Close(context.Background()) })
-	c.sched = scheduler.New(c.limiter, scheduler.Config{Jitter: -1, Slots: s})
+	c := newCrewOn(t, pgtest.Pool(t), 1, slots.Config{TTL: time.Second, Logger: quiet()})
 	api := ratelimit.MustDefine("pausedWithoutSlot", ratelimit.TokenBucket{Rate: 1, Period: never})
 	c.j.work = func(ctx context.Context, _ *river.Job[sendArgs]) error {
 		if _, err := c.pool.Exec(context.WithoutCancel(ctx), `UPDATE weir_slot SET holder = '00000000-0000-0000-0000-000000000000' WHERE name = 'crew'`); err != nil {

@@ -120,7 +120,7 @@ func TestWhatIsLateIsPacedAnew(t *testing.T) {
 					}
 				}
 			}
-			// Nor were more of them due than that, but for the twenty milliseconds that a move is not worth.
+			// The times at which they were due show no more, give or take 20 ms: rounds omit small moves.
 			slices.SortFunc(late, func(a, b start) int { return at(a).Compare(at(b)) })
 			for i, from := range late {
 				for k, to := range late[i:] {

@@ -76,7 +76,7 @@ var wrongs = map[string]string{
 		WHERE NOT EXISTS (SELECT FROM done d WHERE d.id::text = s.key)`,
 }
 
-// notOnce tells of the jobs that were not done once, for whoever reads that there are some.
+// notOnce describes the jobs that were not done exactly once. It is printed if there are any.
 const notOnce = `SELECT coalesce(array_agg(format('job %s: started at %s, done %s times, settled %s times; %s at attempt %s, finalized at %s: %s; %s',
 		j.id, (SELECT array_agg((s.attempt, s.at) ORDER BY s.at) FROM start s WHERE s.id = p.id),
 		(SELECT count(*) FROM done d WHERE d.id = p.id),

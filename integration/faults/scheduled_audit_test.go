@@ -29,7 +29,7 @@ type row struct {
 	id    string // in its arguments
 	state string
 	by    string // the last client that fetched it
-	more  string // for whoever reads that it is unfinished
+	more  string // what is printed besides if the job is unfinished
 }
 
 type began struct {

@@ -182,6 +182,7 @@ func (v *visit) backInLine(ctx context.Context) error {
 	return putOff(time.Until(riverjob.FarOff))
 }
 
+// fetched is how often the job has been fetched, this time included.
 func (v *visit) fetched() int { return len(v.job.AttemptedBy) }
 
 // usedUp has a ticket wait for nothing but pauses.
