@@ -106,9 +106,14 @@ func serve(url, name string, k kind) error {
 	}
 	river.AddWorker(config.Workers, w)
 	river.AddWorker(config.Workers, &linedWorker{w: w})
-	river.AddWorker(config.Workers, scheduler.AtOnce(&slottedWorker{w: w}, slotOf))
+	if k == slotless {
+		config.Queues[river.QueueDefault] = river.QueueConfig{MaxWorkers: slotKeys * slotsEach}
+		river.AddWorker(config.Workers, &slottedWorker{w: w})
+	} else {
+		river.AddWorker(config.Workers, scheduler.AtOnce(&slottedWorker{w: w}, slotOf))
+	}
 	switch k {
-	case plain:
+	case plain, slotless:
 	case hasty:
 		go pull(ctx, pool)
 	case lining:

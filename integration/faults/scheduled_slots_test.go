@@ -20,6 +20,7 @@ import (
 // Jobs of three keys run two at a time.
 const (
 	slotted   kind = "slotted"       // a client that hands slots on
+	slotless  kind = "slotless"      // one whose jobs run without
 	slotsLast      = 5 * time.Second // a machine that stands still for two seconds loses none
 	slotKeys       = 3
 	slotsEach      = 2
@@ -167,20 +168,16 @@ func TestSlotsOfJobsWhenTheServerIsKilledAndShutDown(t *testing.T) {
 	s.run(t, x, func() bool { return s.outages > 0 }, s.restarts)
 }
 
-// The audit finds jobs that run without a slot.
+// The audit finds jobs that run without a slot: those of a client that asks for none, and runs
+// as many at a time, of whatever keys.
 func TestTheAuditFindsJobsThatRunWithoutASlot(t *testing.T) {
 	t.Parallel()
 	rig.Large(t)
 	s := newSlotted(t)
-	s.hire(t, slotted)
-	stop := s.reserve(t)
-	for n, end := 0, time.Now().Add(hung); n == 0 && time.Now().Before(end); {
-		// Somebody frees slots that are held. It waits for none that clients renew together.
-		s.exec(t, `DELETE FROM weir_slot WHERE (name, key, slot) IN (
-			SELECT name, key, slot FROM weir_slot WHERE name = 'pair' FOR UPDATE SKIP LOCKED)`)
-		n = s.count(t, `SELECT count(*) FROM crowd`)
+	for range 100 {
+		s.once(t.Context(), wish{})
 	}
-	stop()
+	s.hire(t, slotless)
 	s.settled(t)
 	if v := s.crowds(t); len(v) != 1 {
 		t.Errorf("violations: %q", v)
