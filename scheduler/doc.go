@@ -39,15 +39,15 @@
 //     middleware, which runs around this look, a put-off is a snooze. If workers hold all
 //     connections of the pool, the client opens one more for the look.
 //
-// While nothing waits, each client makes one round trip a second, however many queues it has: one
-// statement, and up to three at the client that does the rounds. That one makes one more a minute.
-// Config.Lines adds up to two, Config.Slots one, and two at one of the clients. Jobs that start
-// together cost one query. While jobs become due, each process sends at most 100 notifications a second on average. A job due
-// within 25 s is inserted as available, so River notifies in the caller's transaction: each client
-// at most once per queue in its FetchCooldown. A reserved job has as many row versions as a
-// scheduled job of River's, unless it is moved or put off. A queue saturated with immediate jobs
-// has 1.4 to 1.5 times River's throughput (BenchmarkBusyWorkers). Lateness, in three benchmark runs
-// on two cores:
+// While nothing waits, each client makes one round trip a second, however many queues it has:
+// one statement, and up to three at the client that does the rounds. That one makes one more a
+// minute. Config.Lines adds up to two, Config.Slots one, and two at one of the clients. Jobs
+// that start together cost one query. While jobs become due, each process sends at most 100
+// notifications a second on average. A job due within 25 s is inserted as available, so River
+// notifies in the caller's transaction: each client at most once per queue in its FetchCooldown.
+// A reserved job has as many row versions as a scheduled job of River's, unless it is moved or
+// put off. A queue saturated with immediate jobs has 1.4 to 1.5 times River's throughput
+// (BenchmarkBusyWorkers). Lateness, in three benchmark runs on two cores:
 //
 //	                                              p50         p90         p99
 //	idle workers (BenchmarkStartLateness)         3-5 ms                  7-17 ms, none early

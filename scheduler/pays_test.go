@@ -120,6 +120,21 @@ func TestAnInterruptedAttemptIsRepeatedWhenItsTokensHaveCome(t *testing.T) {
 	}
 }
 
+// A job that pays once is fetched before its tokens have come, and rescued: its client had died before
+// it could put it off. It waits for them still.
+func TestARescuedJobThatPaysOnceWaitsForItsTokens(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("rescuedOnce",
+		ratelimit.TokenBucket{Rate: 1, Period: 3 * time.Second, Capacity: ratelimit.Tokens(0)})
+	in := f.insertBy(t, f.jobs, sendArgs{payer(scheduler.PerJob)}, limit.For("k").OrReserve())
+	f.exec(t, `UPDATE river_job SET state = 'available', attempt = 1, attempted_by = '{dead}', scheduled_at = now()`)
+	j.client(t, sched)
+	if s := j.await(t, 1)[0]; s.at.Before(in.RunAt) || s.attempt != 2 {
+		t.Errorf("attempt %d started %v early", s.attempt, in.RunAt.Sub(s.at))
+	}
+}
+
 // Who wants a cancelled job to be worked after all pays for it again: what it took has been given
 // back.
 func TestACancelledJobThatIsRetriedPaysAgain(t *testing.T) {

@@ -140,8 +140,10 @@ func (v *visit) begin(ctx context.Context) error {
 		if err := v.anew(ctx, true); err != nil {
 			return err
 		}
-	case v.used: // it needs no tokens, but waits for the end of a pause
+	case t.Used: // it needs no tokens, but waits for the end of a pause
 		v.usedUp(t, true)
+	case v.used: // nor here, unless the attempt before was rescued as it was put off
+		t.Attempt = v.Attempt
 	}
 	if err := v.ask(ctx, v.at.looks); err != nil {
 		return err

@@ -55,6 +55,8 @@ var ofAtOnce = []mutant{
 		"read < mostPlaces", "len(wants) < mostPlaces", "AnOddRow", jobs, false},
 	{"at once: an attempt that has lost its slot is repeated for nothing", "internal/jobs/attempt/attempt.go",
 		"	if v.used = true; v.Ticket.First != nil {", "	if v.Ticket.First != nil {", "SlotIsLostIsRepeated", jobs, false},
+	{"begin: a rescued job that pays once starts before its tokens", "internal/jobs/attempt/attempt.go",
+		"	case t.Used: // it needs", "	case v.used: // it needs", "RescuedJobThatPaysOnce", jobs, false},
 	{"gone: a job that was cancelled while it was put off has used its tokens", "internal/jobs/rounds/gone.go",
 		"if !w.Valid && !wasPutOff(w) {", "if !w.Valid {", "WhileItIsPutOffGivesBack", jobs, false},
 	{"gone: a job that was fetched again has used nothing", "internal/jobs/rounds/gone.go",
