@@ -10,6 +10,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/weir-go/weir/internal/test/rig"
+	"github.com/weir-go/weir/ratelimit"
 )
 
 // twice is a job whose two attempts write a row each, and complete it.
@@ -150,6 +151,51 @@ func TestAnAttemptWhoseJobWasRescuedCompletesIt(t *testing.T) {
 	s.rescue(t, time.Now().Add(time.Hour))
 	s.completes(t, 1)
 	s.completedBy(t, 1)
+}
+
+// If the next one has paid, and waits for its tokens, these are given back.
+func TestAJobThatIsCompletedKeepsNothingForItsNextAttempt(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	limit := ratelimit.MustDefine("rare", ratelimit.TokenBucket{Rate: 1, Period: 100 * time.Hour, Capacity: ratelimit.Tokens(1)})
+	end := make(chan bool)
+	j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+		<-end
+		return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
+			return sched.CompleteTx(ctx, tx, job.JobRow, limit.For("k").Count(0.5))
+		})
+	}
+	j.client(t, sched)
+	id := f.insertBy(t, sched.Jobs(f.client), sendArgs{1}, limit.For("k").OrReserve()).Job.Job.ID
+	j.await(t, 1)
+	f.exec(t, `UPDATE river_job SET state = 'available', scheduled_at = now()`)
+	eventually(t, "the next attempt waits", func() bool { return f.job(t, id).State == rivertype.JobStateScheduled })
+	f.wantLeft(t, limit.For("k"), -1)
+	end <- true
+	eventually(t, "the job is completed", func() bool { return f.job(t, id).State == rivertype.JobStateCompleted })
+	f.wantLeft(t, limit.For("k"), 0.5)
+}
+
+// If River puts the job off for a second time while it runs, what the attempt itself has taken stays.
+func TestAJobThatIsPutOffWhileItRunsKeepsWhatItHasUsed(t *testing.T) {
+	t.Parallel()
+	f, sched, j := exact(t)
+	j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{budget.For("limited").Count(100)} })
+	end := make(chan bool)
+	j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+		<-end
+		return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
+			return sched.CompleteTx(ctx, tx, job.JobRow, budget.For("limited").Count(30))
+		})
+	}
+	j.client(t, sched)
+	id := f.insertBy(t, sched.Jobs(f.client), sendArgs{1}, budget.For("inserted").Count(100)).Job.Job.ID
+	j.await(t, 1)
+	f.exec(t, `UPDATE river_job SET state = 'scheduled', scheduled_at = '2100-01-01', attempt = 0`)
+	end <- true
+	eventually(t, "the job is completed", func() bool { return f.job(t, id).State == rivertype.JobStateCompleted })
+	f.wantLeft(t, budget.For("inserted"), 900)
+	f.wantLeft(t, budget.For("limited"), 970)
 }
 
 // A job is rescued while its attempt holds the only slot, for which the next attempt waits. If only

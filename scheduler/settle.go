@@ -115,19 +115,20 @@ func settle[T any](
 //
 // If two attempts of a job run at once, as when River has rescued a job that it thought stuck, the
 // first that calls CompleteTx completes it, and for the other it returns an error. So what the
-// attempts write in their transactions is committed once. Before River v0.48 there is an exception:
-// River may rescue a job just while it is completed.
+// attempts write in their transactions is committed once. What the other has taken, and waits for,
+// is given back. Before River v0.48 there is an exception: River may rescue a job just while it is
+// completed.
 //
 // ctx must be that of the worker, or made from it. The other errors are those of River and of
 // [ratelimit.Limiter.Settle]; after any error, roll back.
 func (s *Scheduler) CompleteTx(
 	ctx context.Context, tx pgx.Tx, job *rivertype.JobRow, used ...ratelimit.Request,
 ) error {
-	if err := complete(ctx, s, tx, tx.QueryRow, job, "riverpgxv5", "CompleteSQLTx"); err != nil {
+	next, err := complete(ctx, s, tx, tx.QueryRow, job, "riverpgxv5", "CompleteSQLTx")
+	if err != nil {
 		return err
 	}
-	_, err := settle(ctx, s.store(""), s.limiter.In(tx), tx.Exec, job, used)
-	return err
+	return settleAll(ctx, s.store(""), s.limiter.In(tx), tx.Exec, job, next, used)
 }
 
 // CompleteSQLTx is [Scheduler.CompleteTx] in a transaction of database/sql. The worker's River
@@ -135,52 +136,80 @@ func (s *Scheduler) CompleteTx(
 func (s *Scheduler) CompleteSQLTx(
 	ctx context.Context, tx *sql.Tx, job *rivertype.JobRow, used ...ratelimit.Request,
 ) error {
-	if err := complete(ctx, s, tx, tx.QueryRowContext, job, "riverdatabasesql", "CompleteTx"); err != nil {
+	next, err := complete(ctx, s, tx, tx.QueryRowContext, job, "riverdatabasesql", "CompleteTx")
+	if err != nil {
 		return err
 	}
-	_, err := settle(ctx, s.store(""), s.limiter.InSQL(tx), tx.ExecContext, job, used)
+	return settleAll(ctx, s.store(""), s.limiter.InSQL(tx), tx.ExecContext, job, next, used)
+}
+
+// settleAll settles what a job has taken, and gives back what it took for its next attempt, if that
+// waits.
+func settleAll[T any](
+	ctx context.Context, s riverjob.Store, verbs ratelimit.Verbs,
+	exec func(context.Context, string, ...any) (T, error),
+	job *rivertype.JobRow, next *ticket.Ticket, used []ratelimit.Request,
+) error {
+	if _, err := settle(ctx, s, verbs, exec, job, used); err != nil || next == nil {
+		return err
+	}
+	own, _ := ticket.Of(job)
+	for of := next; of != nil; of = of.First { // as River writes a put-off twice if it got no answer
+		of.Used = of.Used || own.Holds(of.Taken)
+	}
+	_, err := rounds.Release(ctx, s, verbs, exec, job.ID, next)
 	return err
 }
 
 // completingSQL locks a job, says what state it is in, and has it run if it waits.
 //
 // $1 id
-const completingSQL = `WITH was AS (SELECT id, state FROM {river}river_job WHERE id = $1 FOR UPDATE),
+const completingSQL = `WITH was AS (
+	SELECT id, state, attempt, metadata FROM {river}river_job WHERE id = $1 FOR UPDATE
+),
 runs AS (
 	UPDATE {river}river_job j SET state = 'running' FROM was
 	WHERE j.id = was.id AND was.state::text IN ('available', 'retryable', 'scheduled')
 )
-SELECT state::text FROM was`
+SELECT state::text, attempt, metadata->'weir'::text FROM was`
 
 // complete completes the job that is being worked, unless it has ended. JobCompleteTx does nothing,
 // and returns no error, if the job does not run: River may have rescued it, and it waits for its
-// next attempt, for a slot that this attempt holds, say. Then it runs no more. The driver of the
-// worker's client must be that of the transaction; the error says what to do instead. row is the
-// transaction's QueryRow.
+// next attempt, for a slot that this attempt holds, say. Then it runs no more, and complete returns
+// the ticket of the next attempt, if there is one. The driver of the worker's client must be that of
+// the transaction; the error says what to do instead. row is the transaction's QueryRow.
 func complete[T any, R interface{ Scan(dest ...any) error }](
 	ctx context.Context, s *Scheduler, tx T, row func(context.Context, string, ...any) R,
 	job *rivertype.JobRow, driver, other string,
-) error {
+) (next *ticket.Ticket, err error) {
 	if s.limiter == nil {
-		return errNotMade("Jobs")
+		return nil, errNotMade("Jobs")
 	}
 	client, err := river.ClientFromContextSafely[T](ctx)
 	if err != nil { // JobCompleteTx panics
-		return fmt.Errorf("scheduler: a job can only be completed with the context of its worker, whose River client must have the driver of the transaction: use %s, or call Scheduler.%s: %w",
+		return nil, fmt.Errorf("scheduler: a job can only be completed with the context of its worker, whose River client must have the driver of the transaction: use %s, or call Scheduler.%s: %w",
 			driver, other, err)
 	}
-	state := rivertype.JobStateRunning // of a job that is not there JobCompleteTx says so
-	err = row(ctx, s.store(client.Schema()).SQL(completingSQL), job.ID).Scan(&state)
+	var raw []byte
+	now := rivertype.JobRow{State: rivertype.JobStateRunning} // if it is not there JobCompleteTx says so
+	err = row(ctx, s.store(client.Schema()).SQL(completingSQL), job.ID).
+		Scan(&now.State, &now.Attempt, &raw)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
-		return err
+		return nil, err
 	}
-	switch state {
+	switch now.State {
+	case rivertype.JobStateRunning:
 	case rivertype.JobStateCompleted, rivertype.JobStateCancelled, rivertype.JobStateDiscarded:
-		return fmt.Errorf("scheduler: attempt %d of job %d came too late to complete it: the job is %s by now; roll back what this attempt has written",
-			job.Attempt, job.ID, state)
+		return nil, fmt.Errorf("scheduler: attempt %d of job %d came too late to complete it: the job is %s by now; roll back what this attempt has written",
+			job.Attempt, job.ID, now.State)
+	default:
+		var t ticket.Ticket
+		if json.Unmarshal(raw, &t) == nil && t.IsOf(job.ID) && t.IsFor(now.Attempt) {
+			next = &t
+		}
 	}
 	_, err = river.JobCompleteTx[riverdriver.Driver[T]](ctx, tx, &river.Job[anyArgs]{JobRow: job})
-	return err
+	return next, err
 }
 
 // anyArgs are arguments of any kind.

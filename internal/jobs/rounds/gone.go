@@ -35,28 +35,43 @@ func Free(
 	if err := s.Query(ctx, tx, `SELECT clock_timestamp()`, nil, func() {}, &now); err != nil {
 		return false, err
 	}
-	some := false
-	for of := t; of != nil; of = of.First {
-		if of.Used {
-			continue
-		}
-		released, err := s.Limiter.Release(ctx, tx, of.Taken)
-		if err == nil && released {
-			some, of.Attempt, of.Gone = true, ticket.GivenBack, now.UnixMicro()
-			err = fairline.Correct(ctx, s, tx.Exec, id, of.Seat, -of.Seat.Charged())
-		}
-		if err != nil {
-			return false, err
-		}
+	some, err := Release(ctx, s, s.Limiter.In(tx), tx.Exec, id, t)
+	if err != nil || !some {
+		return false, err
 	}
-	if !some {
-		return false, nil
+	for of := t; of != nil; of = of.First {
+		if of.Attempt == ticket.GivenBack {
+			of.Gone = now.UnixMicro()
+		}
 	}
 	b, err := t.MarshalJSON()
 	if err != nil {
 		return false, err
 	}
 	return true, s.Query(ctx, tx, freedSQL, []any{id, string(b)}, nil)
+}
+
+// Release gives back what a job's next attempt would have used, has the ticket be for none, and
+// reports whether it has. What has flowed or was settled stays as it is. exec is the transaction's
+// Exec, or its ExecContext if it is one of database/sql.
+func Release[T any](
+	ctx context.Context, s riverjob.Store, verbs ratelimit.Verbs,
+	exec func(context.Context, string, ...any) (T, error), id int64, t *ticket.Ticket,
+) (some bool, err error) {
+	for of := t; of != nil; of = of.First {
+		if of.Used {
+			continue
+		}
+		released, err := verbs.Release(ctx, of.Taken)
+		if err == nil && released {
+			some, of.Attempt = true, ticket.GivenBack
+			err = fairline.Correct(ctx, s, exec, id, of.Seat, -of.Seat.Charged())
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	return some, nil
 }
 
 // watch is what is remembered of the jobs that have gone.

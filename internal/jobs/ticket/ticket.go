@@ -113,6 +113,11 @@ func (t *Ticket) DueAt() time.Time { return time.UnixMicro(t.Due).UTC() }
 // Delay is Jitter as a duration.
 func (t *Ticket) Delay() time.Duration { return time.Duration(t.Jitter) * time.Microsecond }
 
+// Holds reports whether a reservation is among what the job has taken.
+func (t *Ticket) Holds(r ratelimit.Reservation) bool {
+	return t != nil && (t.Taken.ID == r.ID || t.First.Holds(r))
+}
+
 // Rows are those that the job may wait for.
 func (t *Ticket) Rows() []Row {
 	var rows []Row

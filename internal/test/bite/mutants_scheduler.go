@@ -22,13 +22,13 @@ var ofTheScheduler = []mutant{
 		"		params.State = rivertype.JobStateAvailable\n", "		at := time.Now()\n		params.State, params.ScheduledAt = rivertype.JobStateAvailable, &at\n", "AtOnceIsNot", jobs, false},
 
 	{"complete: the job is completed, and what it has used forgotten", "scheduler/settle.go",
-		"	_, err := settle(ctx, s.store(\"\"), s.limiter.In(tx), tx.Exec, job, used)\n	return err\n", "	return nil\n", "CompleteTxCompletesAndSettles", jobs, false},
+		"	if _, err := settle(ctx, s, verbs, exec, job, used); err", "	if _, err := settle(ctx, s, verbs, exec, job, nil); err", "TestCompleteTx", jobs, false},
 	{"complete: an attempt completes a job that has ended", "scheduler/settle.go",
-		"	switch state {\n	case rivertype.JobStateCompleted, ", "	switch state {\n	case ", "OneOfTwoAttempts", jobs, false},
+		"	case rivertype.JobStateCompleted, rivertype.JobStateCancelled, rivertype.JobStateDiscarded:\n		return nil, ", "	case rivertype.JobStateCancelled, rivertype.JobStateDiscarded:\n		return nil, ", "OneOfTwoAttempts", jobs, false},
 	{"complete: an attempt leaves a job that waits", "scheduler/settle.go",
 		"IN ('available', 'retryable', 'scheduled')", "IN ('available')", "AttemptWhoseJobWasRescued|ThatWaitsForItsSlot", jobs, false},
 	{"complete: an attempt does not wait for another that completes", "scheduler/settle.go",
-		"WHERE id = $1 FOR UPDATE)", "WHERE id = $1)", "AnAttemptWaitsForAnother", jobs, false},
+		"WHERE id = $1 FOR UPDATE\n),\nruns", "WHERE id = $1\n),\nruns", "AnAttemptWaitsForAnother", jobs, false},
 	{"reserve: a denial is no error", "scheduler/many.go",
 		"		err = in.Err()\n	}\n	return in, err", "		_ = in\n	}\n	return in, err", "TestReserveTx", jobs, false},
 
