@@ -177,25 +177,31 @@ func TestAJobThatIsCompletedKeepsNothingForItsNextAttempt(t *testing.T) {
 }
 
 // If River puts the job off for a second time while it runs, what the attempt itself has taken stays.
+// A ticket that says nothing gives nothing back.
 func TestAJobThatIsPutOffWhileItRunsKeepsWhatItHasUsed(t *testing.T) {
 	t.Parallel()
-	f, sched, j := exact(t)
-	j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{budget.For("limited").Count(100)} })
-	end := make(chan bool)
-	j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
-		<-end
-		return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
-			return sched.CompleteTx(ctx, tx, job.JobRow, budget.For("limited").Count(30))
+	for name, metadata := range map[string]string{"Its ticket": `metadata`, "An empty one": `'{"weir": {"more": "{\"v\": 1}"}}'`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f, sched, j := exact(t)
+			j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{budget.For("limited").Count(100)} })
+			end := make(chan bool)
+			j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+				<-end
+				return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
+					return sched.CompleteTx(ctx, tx, job.JobRow, budget.For("limited").Count(30))
+				})
+			}
+			j.client(t, sched)
+			id := f.insertBy(t, sched.Jobs(f.client), sendArgs{1}, budget.For("inserted").Count(100)).Job.Job.ID
+			j.await(t, 1)
+			f.exec(t, `UPDATE river_job SET state = 'scheduled', scheduled_at = '2100-01-01', attempt = 0, metadata = `+metadata)
+			end <- true
+			eventually(t, "the job is completed", func() bool { return f.job(t, id).State == rivertype.JobStateCompleted })
+			f.wantLeft(t, budget.For("inserted"), 900)
+			f.wantLeft(t, budget.For("limited"), 970)
 		})
 	}
-	j.client(t, sched)
-	id := f.insertBy(t, sched.Jobs(f.client), sendArgs{1}, budget.For("inserted").Count(100)).Job.Job.ID
-	j.await(t, 1)
-	f.exec(t, `UPDATE river_job SET state = 'scheduled', scheduled_at = '2100-01-01', attempt = 0`)
-	end <- true
-	eventually(t, "the job is completed", func() bool { return f.job(t, id).State == rivertype.JobStateCompleted })
-	f.wantLeft(t, budget.For("inserted"), 900)
-	f.wantLeft(t, budget.For("limited"), 970)
 }
 
 // A job is rescued while its attempt holds the only slot, for which the next attempt waits. If only

@@ -59,7 +59,7 @@ func Release[T any](
 	exec func(context.Context, string, ...any) (T, error), id int64, t *ticket.Ticket,
 ) (some bool, err error) {
 	for of := t; of != nil; of = of.First {
-		if of.Used {
+		if of.Used || len(of.Taken.Takes) == 0 {
 			continue
 		}
 		released, err := verbs.Release(ctx, of.Taken)
