@@ -126,7 +126,7 @@ func TestARescuedJobThatPaysOnceWaitsForItsTokens(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
 	limit := ratelimit.MustDefine("rescuedOnce",
-		ratelimit.TokenBucket{Rate: 1, Period: 3 * time.Second, Capacity: ratelimit.Tokens(0)})
+		ratelimit.TokenBucket{Rate: 1, Period: 5 * time.Second, Capacity: ratelimit.Tokens(0)})
 	in := f.insertBy(t, f.jobs, sendArgs{payer(scheduler.PerJob)}, limit.For("k").OrReserve())
 	f.exec(t, `UPDATE river_job SET state = 'available', attempt = 1, attempted_by = '{dead}', scheduled_at = now()`)
 	j.client(t, sched)

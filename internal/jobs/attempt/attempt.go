@@ -142,7 +142,7 @@ func (v *visit) begin(ctx context.Context) error {
 		}
 	case t.Used: // it needs no tokens, but waits for the end of a pause
 		v.usedUp(t, true)
-	case v.used: // nor here, unless the attempt before was rescued as it was put off
+	case v.used: // nor here, unless the attempt before was rescued just as it was put off
 		t.Attempt = v.Attempt
 	}
 	if err := v.ask(ctx, v.at.looks); err != nil {
@@ -161,6 +161,9 @@ func (v *visit) begin(ctx context.Context) error {
 		t.Due = v.Due.UnixMicro()
 	}
 	if v.Due.After(v.clock.Now()) {
+		if !v.Paused.After(v.clock.Now()) {
+			v.used = t.Used // its tokens have not come, so no attempt has used them
+		}
 		v.at.along(v.job, t.WaitsFor())
 		return v.putOff(ctx, v.Due)
 	}
