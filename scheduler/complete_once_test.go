@@ -11,6 +11,7 @@ import (
 
 	"github.com/weir-go/weir/internal/test/rig"
 	"github.com/weir-go/weir/ratelimit"
+	"github.com/weir-go/weir/scheduler"
 )
 
 // twice is a job whose two attempts write a row each, and complete it.
@@ -153,18 +154,22 @@ func TestAnAttemptWhoseJobWasRescuedCompletesIt(t *testing.T) {
 	s.completedBy(t, 1)
 }
 
+// completes has each attempt complete its job, when the test lets it.
+func (j *journal) completes(sched *scheduler.Scheduler, used ratelimit.Request) (end chan bool) {
+	end = make(chan bool)
+	j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
+		<-end
+		return pgx.BeginFunc(ctx, j.f.pool, func(tx pgx.Tx) error { return sched.CompleteTx(ctx, tx, job.JobRow, used) })
+	}
+	return end
+}
+
 // If the next one has paid, and waits for its tokens, these are given back.
 func TestAJobThatIsCompletedKeepsNothingForItsNextAttempt(t *testing.T) {
 	t.Parallel()
 	f, sched, j := exact(t)
 	limit := ratelimit.MustDefine("rare", ratelimit.TokenBucket{Rate: 1, Period: 100 * time.Hour, Capacity: ratelimit.Tokens(1)})
-	end := make(chan bool)
-	j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
-		<-end
-		return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
-			return sched.CompleteTx(ctx, tx, job.JobRow, limit.For("k").Count(0.5))
-		})
-	}
+	end := j.completes(sched, limit.For("k").Count(0.5))
 	j.client(t, sched)
 	id := f.insertBy(t, sched.Jobs(f.client), sendArgs{1}, limit.For("k").OrReserve()).Job.Job.ID
 	j.await(t, 1)
@@ -180,18 +185,12 @@ func TestAJobThatIsCompletedKeepsNothingForItsNextAttempt(t *testing.T) {
 // A ticket that says nothing gives nothing back.
 func TestAJobThatIsPutOffWhileItRunsKeepsWhatItHasUsed(t *testing.T) {
 	t.Parallel()
-	for name, metadata := range map[string]string{"Its ticket": `metadata`, "An empty one": `'{"weir": {"more": "{\"v\": 1}"}}'`} {
+	for name, metadata := range map[string]string{"ItsTicket": `metadata`, "AnEmptyOne": `'{"weir": {"more": "{\"v\": 1}"}}'`} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f, sched, j := exact(t)
 			j.limited(func(int) []ratelimit.Request { return []ratelimit.Request{budget.For("limited").Count(100)} })
-			end := make(chan bool)
-			j.work = func(ctx context.Context, job *river.Job[sendArgs]) error {
-				<-end
-				return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
-					return sched.CompleteTx(ctx, tx, job.JobRow, budget.For("limited").Count(30))
-				})
-			}
+			end := j.completes(sched, budget.For("limited").Count(30))
 			j.client(t, sched)
 			id := f.insertBy(t, sched.Jobs(f.client), sendArgs{1}, budget.For("inserted").Count(100)).Job.Job.ID
 			j.await(t, 1)

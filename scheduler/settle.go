@@ -161,7 +161,8 @@ func settleAll[T any](
 	return err
 }
 
-// completingSQL locks a job, says what state it is in, and has it run if it waits.
+// completingSQL locks a job, says what state it is in and how many attempts it has made, reads its
+// ticket, and has it run if it waits.
 //
 // $1 id
 const completingSQL = `WITH was AS (

@@ -20,7 +20,7 @@ import (
 // Jobs of three keys run two at a time.
 const (
 	slotted   kind = "slotted"       // a client that hands slots on
-	slotless  kind = "slotless"      // one whose jobs run without
+	slotless  kind = "slotless"      // one whose jobs run without any
 	slotsLast      = 5 * time.Second // a machine that stands still for two seconds loses none
 	slotKeys       = 3
 	slotsEach      = 2
@@ -168,8 +168,8 @@ func TestSlotsOfJobsWhenTheServerIsKilledAndShutDown(t *testing.T) {
 	s.run(t, x, func() bool { return s.outages > 0 }, s.restarts)
 }
 
-// The audit finds jobs that run without a slot: those of a client that asks for none, and runs
-// as many at a time, of whatever keys.
+// The audit finds jobs that run without a slot. Their client asks for none. It runs as many at a
+// time as there are slots, but of whatever keys.
 func TestTheAuditFindsJobsThatRunWithoutASlot(t *testing.T) {
 	t.Parallel()
 	rig.Large(t)

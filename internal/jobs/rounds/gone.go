@@ -52,8 +52,8 @@ func Free(
 }
 
 // Release gives back what a job's next attempt would have used, has the ticket be for none, and
-// reports whether it has. What has flowed or was settled stays as it is. exec is the transaction's
-// Exec, or its ExecContext if it is one of database/sql.
+// reports whether it has. What was settled stays as it is. exec is the transaction's Exec, or its
+// ExecContext if it is one of database/sql.
 func Release[T any](
 	ctx context.Context, s riverjob.Store, verbs ratelimit.Verbs,
 	exec func(context.Context, string, ...any) (T, error), id int64, t *ticket.Ticket,
